@@ -1,0 +1,50 @@
+# Everything a developer types. `make dev` once, then `make build test` after every change.
+PYTHON ?= python3
+BIN := .venv/bin
+
+# a private environment with the package in editable mode; setuptools, cython and numpy inside it make `build` fast
+dev:
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install "setuptools>=77" "cython>=3.1" "numpy>=2" build ruff
+	$(BIN)/pip install --no-build-isolation -e '.[test]'
+
+# recompile what changed, in place
+build:
+	$(BIN)/python setup.py build_ext --inplace -j 2
+
+# bounds checks in Cython, asserts in C
+debug:
+	MOEGG_DEBUG=1 $(BIN)/python setup.py build_ext --inplace --force -j 2
+
+test:
+	$(BIN)/python -m pytest -m "not slow"
+
+# packaging, long fuzzing and everything else that takes minutes
+test-slow:
+	$(BIN)/python -m pytest -m slow
+
+# the kernel and engine tests at the lowest CPU level
+test-generic:
+	MOEGG_CPU=generic $(BIN)/python -m pytest tests/kernels tests/engine
+
+lint:
+	$(BIN)/ruff check .
+
+# build/annotate/*.html: yellow lines inside a nogil loop are a review comment
+annotate:
+	for f in moegg/kernels/_core.pyx moegg/engine/forward.pyx; do \
+		$(BIN)/cython -3 -a -o build/annotate/$$(basename $$f .pyx).c $$f; done
+
+wheel:
+	$(BIN)/python -m build
+
+# what a change must pass: both README commands from nothing, then the suite against the wheel
+ci:
+	.ci/run
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache
+	find moegg formats converters tests -name __pycache__ -prune -exec rm -rf {} +
+	find moegg -name '*.so' -delete
+
+.PHONY: dev build debug test test-slow test-generic lint annotate wheel ci clean

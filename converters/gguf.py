@@ -1,0 +1,108 @@
+"""GGUFSource: one GGUF file as a source; blocks pass through unchanged under `keep`, or are decoded to floats.
+
+What a GGUF says with tensors instead of keys (an own output matrix, rope factors) is handed to the architecture module beside
+the metadata. All metadata is kept, with its types, so that an export can be exact.
+"""
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moegg import registry
+from moegg.converters.gguf_tokenizer import generation_config_from_gguf, tokenizer_from_gguf
+from moegg.converters.hf import dump, inline_templates
+from moegg.converters.source import SourceTensor, clean_name, source_quant
+from moegg.errors import FormatError, UnsupportedModel
+from moegg.formats.gguf import GGUFFile
+
+VECTOR_LIMIT = 4096                 # elements of a tensor that a config may be made of: rope factors have head_dim / 2
+
+
+class GGUFSource:
+    """A GGUF file. Raises NotFound, FormatError, UnsupportedModel, IOFailure; see source.Source for the attributes."""
+    kind = "gguf"
+
+    def __init__(self, path: Path):
+        self.path, self.warnings = path, []
+        self._file = GGUFFile.open(path)
+        meta = self._file.metadata
+        _refuse_partial(meta, path)
+        self.module = registry.find(gguf=self._text("general.architecture"))
+        self.stem = path.name.removesuffix(".gguf")
+        self.name = clean_name(str(meta.get("general.name") or self.stem))
+        self.files = {path.name: self._file.size}
+        self.tensors = {n: SourceTensor(n, t.shape, t.quant, source_quant(t.quant)) for n, t in self._file.tensors.items()}
+        self.config = self._config(meta)
+        licence = meta.get("general.license")
+        self.provenance: dict[str, Any] = {"license": licence[:200] if isinstance(licence, str) else None}
+        self.sections = {"source_config": ("application/json", dump(self.config)),
+                         "gguf_metadata": ("application/json", _metadata_json(self._file))}
+        self._texts(meta)
+
+    def _texts(self, meta: dict[str, Any]) -> None:
+        made = tokenizer_from_gguf(meta)
+        if made is None:
+            self.warnings.append(f"{self.path}: has no tokenizer; the file will take token ids only, not text")
+        else:
+            tokenizer, config = made
+            if templates := inline_templates(config.pop("chat_template", None)):
+                self.sections["chat_template"] = ("application/json", dump(templates))
+            self.sections["tokenizer"] = ("application/json", tokenizer)
+            self.sections["tokenizer_config"] = ("application/json", dump(config))
+        if generation := generation_config_from_gguf(meta):
+            self.sections["generation_config"] = ("application/json", dump(generation))
+
+    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        return self._file.read(name, start, stop)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _text(self, key: str) -> str:
+        value = self._file.metadata.get(key)
+        if not isinstance(value, str):
+            raise FormatError(f"{self.path}: key {key!r}: got {value!r:.60}, expected a string", "gguf-key")
+        return value
+
+    def _config(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """config.json's keys, by the architecture module; it also sees which tensors there are, and the small ones it asks for."""
+        if not hasattr(self.module, "gguf_config"):
+            raise UnsupportedModel(f"{self.path}: architecture {self.module.NAMES['arch']!r} is read from safetensors only", "arch-unsupported")
+        embed = self.tensors.get("token_embd.weight")
+        given = ({f"{meta['general.architecture']}.vocab_size": embed.shape[0]} if embed else {}) | meta
+        given["tensor_names"] = frozenset(self.tensors)
+        for name in self.module.NAMES.get("gguf_config_tensors", ()):
+            if name in self.tensors:
+                given[f"tensor:{name}"] = self._vector(self.tensors[name])
+        try:
+            return self.module.gguf_config(given)
+        except KeyError as e:
+            raise FormatError(f"{self.path}: missing key {e.args[0]!r}", "gguf-key") from None
+
+    def _vector(self, t: SourceTensor) -> list[float]:
+        if t.dtype != "f32" or len(t.shape) != 1 or t.shape[0] > VECTOR_LIMIT:
+            raise FormatError(f"{self.path}: tensor {t.name!r}: {t.dtype} {list(t.shape)}, expected a short f32 vector", "arch-shape")
+        return self._file.read(t.name).view("<f4")[0].tolist()
+
+
+def _refuse_partial(meta: dict[str, Any], path: Path) -> None:
+    parts = meta.get("split.count", 1)
+    if isinstance(parts, int) and parts > 1:
+        raise UnsupportedModel(f"{path}: is one of {parts} parts of a model; expected one file: join them with llama-gguf-split --merge",
+                               "gguf-split")
+    if meta.get("general.type", "model") != "model":
+        raise UnsupportedModel(f"{path}: holds a {meta['general.type']!r:.40}, expected a model", "gguf-kind")
+
+
+def _metadata_json(file: GGUFFile) -> bytes:
+    """{"version", "alignment", "kv": [[key, type, value], ...]} in file order; floats that JSON lacks as strings."""
+    def value(v: Any) -> Any:
+        if isinstance(v, list):
+            return [value(x) for x in v] if v and isinstance(v[0], float) else v
+        return str(v) if isinstance(v, float) and not math.isfinite(v) else v
+
+    kv = [[k, file.kinds[k], value(v)] for k, v in file.metadata.items()]
+    return json.dumps({"version": file.version, "alignment": file.alignment, "kv": kv}, ensure_ascii=False,
+                      separators=(",", ":"), allow_nan=False).encode()

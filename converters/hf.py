@@ -1,0 +1,205 @@
+"""HFSource: a folder as Hugging Face publishes it: config.json, safetensors (sharded or not), tokenizer, templates, texts.
+
+Reads only plain files directly in the folder (and additional_chat_templates/), each below a limit; symlinks are followed, as
+hub caches consist of them. Refuses folders whose weights are quantised in a way that needs more than one tensor per matrix.
+"""
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moegg import registry
+from moegg.converters.source import SourceTensor, clean_name, source_quant
+from moegg.errors import FormatError, NotFound, UnsupportedModel
+from moegg.formats.rawfile import RawFile
+from moegg.formats.safetensors import SafetensorsSet
+from moegg.units import fmt_bytes
+
+TEXT_LIMIT = 1 << 20                # licence, model card, one template
+JSON_LIMIT = 256 << 20              # tokenizer.json of the largest vocabularies is about 35 MB
+TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "additional_special_tokens")
+
+
+class HFSource:
+    """A local folder. Raises NotFound, FormatError, UnsupportedModel, IOFailure; see source.Source for the attributes."""
+    kind = "safetensors"
+
+    def __init__(self, folder: Path):
+        self.path, self.warnings = folder, []
+        text = self._bytes("config.json", JSON_LIMIT)
+        if text is None:
+            raise NotFound(f"{folder}: no config.json; expected a Hugging Face model folder or a GGUF file", "source-config")
+        self.config = _object(text, folder / "config.json")
+        _refuse_quantised(self.config, folder)
+        self.module = _find_module(self.config)
+        self.stem, revision = _identity(folder)
+        self.name = clean_name(self.stem)
+        self._set = _open_weights(folder)
+        self.files = self._set.files
+        self.tensors = {n: SourceTensor(n, t.shape, t.dtype, source_quant(t.dtype)) for n, t in self._set.tensors.items()}
+        if self._set.unlisted:
+            names = ", ".join(map(repr, self._set.unlisted[:5]))
+            self.warnings.append(f"{folder}: {len(self._set.unlisted)} tensors are in no line of the index and are left out: {names}")
+        card = self._bytes("README.md", TEXT_LIMIT, skip=True)
+        self.provenance: dict[str, Any] = {**revision, "license": _card_license(card)}
+        self.sections = {"source_config": ("application/json", _without_local_path(self.config, text))}
+        self._tokenizer()
+        self._generation()
+        if card:
+            self.sections["model_card"] = ("text/markdown", card)
+        if licence := self._licence():
+            self.sections["license"] = ("text/plain", licence)
+
+    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        x = self._set.read(name, start, stop)
+        return x.reshape(stop - start, -1).view(np.uint8)
+
+    def close(self) -> None:
+        self._set.close()
+
+    def _bytes(self, name: str, limit: int, skip: bool = False) -> bytes | None:
+        """A small file of the folder, or None if there is none. Above the limit: an error, or with `skip` a warning and None."""
+        path = self.path / name
+        if not path.exists():
+            return None
+        raw = RawFile(path)
+        try:
+            if raw.size <= limit:
+                return raw.read(0, raw.size).tobytes()
+        finally:
+            raw.close()
+        what = f"{path}: file is {fmt_bytes(raw.size)}, expected at most {fmt_bytes(limit)}"
+        if not skip:
+            raise FormatError(what, "source-file")
+        self.warnings.append(f"{what}; left out")
+        return None
+
+    def _json(self, name: str) -> dict[str, Any]:
+        data = self._bytes(name, JSON_LIMIT)
+        return {} if data is None else _object(data, self.path / name)
+
+    def _tokenizer(self) -> None:
+        config = self._json("tokenizer_config.json")
+        for key, token in self._json("special_tokens_map.json").items():
+            if key in TOKENS and config.get(key) is None:
+                config[key] = token
+        if templates := self._templates(config.pop("chat_template", None)):
+            self.sections["chat_template"] = ("application/json", dump(templates))
+        if (data := self._bytes("tokenizer.json", JSON_LIMIT)) is not None:
+            self.sections["tokenizer"] = ("application/json", data)
+        elif (data := self._bytes("tokenizer.model", JSON_LIMIT)) is not None:
+            self.sections["tokenizer"] = ("application/x-sentencepiece", data)
+        else:
+            self.warnings.append(f"{self.path}: no tokenizer.json and no tokenizer.model; the file will take token ids only, not text")
+            return
+        self.sections["tokenizer_config"] = ("application/json", dump(config))
+
+    def _templates(self, inline: Any) -> dict[str, str]:
+        """{"default": template, variant: template}: files before tokenizer_config.json, as transformers reads them."""
+        out = inline_templates(inline)
+        from_json = self._json("chat_template.json").get("chat_template")
+        if isinstance(from_json, str):
+            out["default"] = from_json
+        names = {"default": "chat_template.jinja"}
+        more = self.path / "additional_chat_templates"
+        if more.is_dir():
+            names |= {p.stem: f"{more.name}/{p.name}" for p in sorted(more.glob("*.jinja"))}
+        for variant, name in names.items():
+            if (data := self._bytes(name, TEXT_LIMIT)) is not None:
+                out[variant] = _text(data, self.path / name)
+        return out
+
+    def _generation(self) -> None:
+        if config := self._json("generation_config.json"):
+            self.sections["generation_config"] = ("application/json", dump(config))
+
+    def _licence(self) -> bytes:
+        names = sorted(p.name for p in self.path.iterdir() if re.match(r"(licen[sc]e|notice|copying)", p.name, re.I) and p.is_file())
+        texts = [(n, self._bytes(n, TEXT_LIMIT, skip=True)) for n in names]
+        texts = [(n, t) for n, t in texts if t]
+        return texts[0][1] if len(texts) == 1 else b"".join(f"== {n} ==\n".encode() + t.rstrip() + b"\n\n" for n, t in texts)
+
+
+def inline_templates(value: Any) -> dict[str, str]:
+    """tokenizer_config.json's chat_template, a string or [{"name", "template"}], as {"default": template, variant: template}."""
+    if isinstance(value, str):
+        return {"default": value}
+    named = [t for t in value if isinstance(t, dict)] if isinstance(value, list) else []
+    return {t["name"]: t["template"] for t in named if isinstance(t.get("name"), str) and isinstance(t.get("template"), str)}
+
+
+def dump(value: Any) -> bytes:
+    """Canonical JSON: sorted keys, no spaces, UTF-8; a lone surrogate as its escape."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+
+
+def _object(data: bytes, path: Path) -> dict[str, Any]:
+    # Published configs hold Infinity and now and then a duplicate key; what Python reads is what their authors meant.
+    try:
+        value = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as e:
+        raise FormatError(f"{path}: not valid JSON: {str(e):.200}", "source-file") from None
+    if not isinstance(value, dict):
+        raise FormatError(f"{path}: got {type(value).__name__}, expected a JSON object", "source-file")
+    return value
+
+
+def _text(data: bytes, path: Path) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise FormatError(f"{path}: not valid UTF-8: {e.reason}", "source-file") from None
+
+
+def _find_module(config: dict[str, Any]):
+    names = config.get("architectures")
+    if isinstance(names, list) and names and isinstance(names[0], str):
+        return registry.find(hf=names[0])
+    if isinstance(config.get("model_type"), str):
+        return registry.find(model_type=config["model_type"])
+    raise FormatError("config.json: missing key: got neither 'architectures' nor 'model_type'", "config-missing")
+
+
+def _refuse_quantised(config: dict[str, Any], folder: Path) -> None:
+    for key in ("quantization_config", "quantization"):
+        q = config.get(key) or (config.get("text_config") or {}).get(key)
+        if q:
+            method = q.get("quant_method") or q.get("mode") or q.get("bits") if isinstance(q, dict) else q
+            raise UnsupportedModel(f"{folder}: config.json: {key!r} says {method!r:.60}; expected weights in bf16, f16 or f32: "
+                                   "convert the checkpoint that this one was made from", "source-quantised")
+
+
+def _open_weights(folder: Path) -> SafetensorsSet:
+    try:
+        return SafetensorsSet.open(folder)
+    except NotFound as e:
+        if e.slug == "st-missing" and any(folder.glob("*.bin")):
+            raise UnsupportedModel(f"{folder}: weights are in pickle files (*.bin), which are never loaded; expected *.safetensors",
+                                   "source-pickle") from None
+        raise
+
+
+def _identity(folder: Path) -> tuple[str, dict[str, str]]:
+    """(name, provenance): of models--ORG--NAME/snapshots/REVISION in a hub cache, else the folder's own name."""
+    full = folder.absolute()
+    full = full.resolve() if full.name in ("", "..") else full
+    if full.parent.name == "snapshots" and full.parent.parent.name.startswith("models--"):
+        repo = full.parent.parent.name.removeprefix("models--").split("--")
+        return repo[-1], {"repo": "/".join(repo), "revision": full.name}
+    return full.name or "model", {}
+
+
+def _card_license(card: bytes | None) -> str | None:
+    """The `license:` line of a model card's front matter."""
+    m = re.match(rb"---\r?\n(.*?)\r?\n---", card or b"", re.S)
+    m = m and re.search(rb"^license: *['\"]?([\w.+-]+)", m[1], re.M)
+    return m[1].decode() if m else None
+
+
+def _without_local_path(config: dict[str, Any], text: bytes) -> bytes:
+    """config.json as it is, unless it tells where on its author's disk the model was."""
+    if "_name_or_path" not in config:
+        return text
+    return dump({k: v for k, v in config.items() if k != "_name_or_path"})

@@ -1,0 +1,261 @@
+"""ConvertPlan: every tensor and expert part that will be written, where it comes from, its quant, layout and bytes.
+
+Built from the architecture's description, the source's headers and a recipe; reads no weights. All that can be wrong with a
+source is found here: types moegg has no row for, missing tensors, tensors nobody asks for, wrong shapes.
+"""
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from moegg.arch import ConfigReader, Experts, Model, Moe, Part, Tensor
+from moegg.converters.policy import Recipe
+from moegg.converters.source import Source, View, find_view, source_name
+from moegg.errors import FormatError, InternalError, UnsupportedModel
+from moegg.quants import INTERLEAVED, QUANTS, ROW_MAJOR
+from moegg.units import fmt_bytes, fmt_count
+
+MISSING_LIMIT = 10_000      # where the search stops: a hostile config may ask for 2**28 tensors
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """One resident or row-gather weight. wanted: the recipe's quant, where the row did not fit it."""
+    tensor: Tensor
+    view: View
+    quant: str
+    wanted: str
+    layout: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class PlannedPart:
+    """One matrix of the n expert records of a layer; views[e] is expert e's."""
+    part: Part
+    views: tuple[View, ...]
+    quant: str
+    wanted: str
+    nbytes: int
+    layout: str = INTERLEAVED
+
+
+@dataclass(frozen=True)
+class PlannedExperts:
+    """The expert records of one layer."""
+    layer: int
+    n: int
+    top_k: int
+    parts: tuple[PlannedPart, ...]
+
+
+@dataclass(frozen=True)
+class ConvertPlan:
+    """What a conversion will do. config: the canonical config; ignored: pattern -> number of source tensors."""
+    source: Source
+    model: Model
+    recipe: Recipe
+    config: dict[str, Any]
+    tensors: tuple[PlannedTensor, ...]
+    experts: tuple[PlannedExperts, ...]
+    ignored: dict[str, int]
+    warnings: tuple[str, ...]
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors) + sum(e.n * p.nbytes for e in self.experts for p in e.parts)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One entry per (role, quant, source type), in file order: count of matrices, parameters, bytes."""
+        table: dict[tuple, dict[str, Any]] = {}
+        for role, count, shape, quant, wanted, dtype, nbytes in self._lines():
+            row = table.setdefault((role, quant, dtype), {"role": role, "quant": quant, "source": dtype, "tensors": 0,
+                                                          "parameters": 0, "bytes": 0, "fallback_from": None})
+            n = 1
+            for d in shape:
+                n *= d
+            row["tensors"] += count
+            row["parameters"] += count * n
+            row["bytes"] += count * nbytes
+            if wanted != quant:
+                row["fallback_from"] = wanted
+        return list(table.values())
+
+    def _lines(self) -> Iterator[tuple]:
+        for t in self.tensors:
+            yield t.tensor.role, 1, t.tensor.shape, t.quant, t.wanted, t.view.tensor.dtype, t.nbytes
+        for e in self.experts:
+            for p in e.parts:
+                yield f"expert {p.part.name}", e.n, p.part.shape, p.quant, p.wanted, p.views[0].tensor.dtype, p.nbytes
+
+    def lines(self) -> list[str]:
+        """The plan as text, for people."""
+        active = self.model.active_count()
+        out = [f"{self.source.name}: {self.model.arch}, {fmt_count(self.model.parameter_count())} parameters, "
+               f"{fmt_count(active)} active per token",
+               f"recipe {self.recipe.name} v{self.recipe.version}, from {self.source.kind} "
+               f"({fmt_bytes(sum(self.source.files.values()))} in {_files(len(self.source.files))})",
+               f"  {'role':<12} {'tensors':>7}  {'source':<8} {'quant':<6} {'parameters':>10} {'bytes':>11}"]
+        for r in self.rows():
+            note = f"  rows do not fit {r['fallback_from']}" if r["fallback_from"] else ""
+            out.append(f"  {r['role']:<12} {r['tensors']:>7}  {r['source'].lower():<8} {r['quant']:<6} "
+                       f"{fmt_count(r['parameters']):>10} {fmt_bytes(r['bytes']):>11}{note}")
+        if self.experts:
+            records, sizes = sum(e.n for e in self.experts), {sum(p.nbytes for p in e.parts) for e in self.experts}
+            out.append(f"  {records} expert records of {' or '.join(fmt_bytes(s) for s in sorted(sizes))}")
+        out += [f"  left out: {_tensors(n)} named {pattern}" for pattern, n in self.ignored.items()]
+        return out
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan for programs (`--json`)."""
+        return {"name": self.source.name, "arch": self.model.arch, "recipe": {"name": self.recipe.name, "version": self.recipe.version},
+                "source": {"kind": self.source.kind, "files": self.source.files},
+                "parameters": self.model.parameter_count(), "active_parameters": self.model.active_count(),
+                "weight_bytes": self.weight_bytes, "rows": self.rows(), "ignored": self.ignored, "warnings": list(self.warnings),
+                "experts": [{"layer": e.layer, "n": e.n, "top_k": e.top_k, "record_bytes": sum(p.nbytes for p in e.parts)}
+                            for e in self.experts]}
+
+
+def make_plan(source: Source, recipe: Recipe) -> ConvertPlan:
+    """Describes the model, finds every tensor's source and chooses every quant. Reads no weights.
+
+    Raises UnsupportedModel (a key or a type), FormatError (missing, unknown or misshapen tensors; a broken config).
+    """
+    where = "config.json" if source.kind == "safetensors" else f"{source.name} (GGUF metadata)"
+    reader = ConfigReader(source.config, where=where)
+    model = source.module.describe(reader)
+    config = reader.used()
+    if source.module.describe(ConfigReader(config)) != model:
+        raise InternalError(f"{model.arch}: the canonical config describes another model than the source's config")
+    found = _Finder(source, model.arch)
+    tensors = [(t, found.view(t)) for t in model.tensors()]
+    experts = [(e, [(p, [found.view(p, i, e.n) for i in range(e.n)]) for p in e.parts])
+               for e in model.experts()]
+    found.check()
+    warnings = source.warnings + _compare_vocabularies(source, model.vocab)
+    if unused := reader.unused():
+        warnings.append(f"{where}: keys that {model.arch} does not read: {', '.join(unused)}")
+    top_k = {layer.ffn.experts.layer: layer.ffn.top_k for layer in model.layers if isinstance(layer.ffn, Moe)}
+    return ConvertPlan(source, model, recipe, config, tuple(_plan_tensor(t, v, recipe) for t, v in tensors),
+                       tuple(_plan_experts(e, parts, top_k[e.layer], recipe) for e, parts in experts),
+                       found.ignored(), tuple(warnings))
+
+
+def _compare_vocabularies(source: Source, vocab: int) -> list[str]:
+    """Warnings about ids of a tokenizer.json that the model does not have; an error if they are more than added tokens.
+
+    Released Gemma 3 text models share a tokenizer that has one added token (for images) too many.
+    """
+    media, data = source.sections.get("tokenizer", ("", b""))
+    if media != "application/json":
+        return []
+    try:
+        tokenizer = json.loads(data)
+        table, added = tokenizer["model"]["vocab"], {int(t["id"]): t["content"] for t in tokenizer.get("added_tokens") or ()}
+        ids = set(table.values()) if isinstance(table, dict) else set(range(len(table)))
+        beyond = sorted(i for i in ids | added.keys() if i >= vocab)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise FormatError(f"{source.name}: tokenizer.json: not a tokenizer: {type(e).__name__} {str(e):.100}", "tokenizer-json") from None
+    if not beyond:
+        return []
+    if not added.keys() >= set(beyond):
+        raise FormatError(f"{source.name}: tokenizer has {len(beyond)} ids beyond the model's vocabulary: got ids up to {beyond[-1]}, "
+                          f"expected less than {vocab}; tokenizer and weights are of different models", "tokenizer-vocab")
+    return [f"{source.name}: added tokens beyond the model's vocabulary of {vocab}, which text must not hold: "
+            f"{_some([repr(added[i]) for i in beyond])}"]
+
+
+def _files(n: int) -> str:
+    return f"{n} file{'s' if n != 1 else ''}"
+
+
+def _plan_tensor(t: Tensor, view: View, recipe: Recipe) -> PlannedTensor:
+    quant, wanted = recipe.choose(t.role, t.shape, view.tensor.quant)
+    layout = ROW_MAJOR if t.gather or len(t.shape) < 2 else INTERLEAVED
+    rows, cols = (1, t.shape[0]) if len(t.shape) < 2 else t.shape
+    return PlannedTensor(t, view, quant, wanted, layout, QUANTS[quant].matrix_bytes(rows, cols, layout))
+
+
+def _plan_experts(e: Experts, parts: list[tuple[Part, list[View]]], top_k: int, recipe: Recipe) -> PlannedExperts:
+    planned = []
+    for p, views in parts:
+        # One part has one quant in all records of a layer; experts stored in several types are widened.
+        types = {v.tensor.quant for v in views}
+        quant, wanted = recipe.choose("expert", p.shape, types.pop() if len(types) == 1 else "f32")
+        planned.append(PlannedPart(p, tuple(views), quant, wanted, QUANTS[quant].matrix_bytes(*p.shape, INTERLEAVED)))
+    return PlannedExperts(e.layer, e.n, top_k, tuple(planned))
+
+
+class _Finder:
+    """Looks views up and collects what is wrong, so that one line can name all of a kind."""
+
+    def __init__(self, source: Source, arch: str):
+        self.source, self.arch = source, arch
+        self.used: set[str] = set()
+        self.missing: list[str] = []
+        self.misshapen: list[tuple[View, tuple[int, ...]]] = []
+        self.foreign: list[View] = []
+        self.taken: Counter[tuple[str, int | None, int]] = Counter()     # rows that slices have taken of a fused matrix
+
+    def view(self, item: Tensor | Part, expert: int | None = None, n_experts: int = 0) -> View | None:
+        srcs = item.gguf if self.source.kind == "gguf" else item.hf
+        view = find_view(self.source, srcs, expert, n_experts)
+        if view is None:
+            self.missing.append(" or ".join(repr(source_name(s, expert)) for s in srcs) or repr(item.name))
+            if len(self.missing) == MISSING_LIMIT:
+                self._refuse_missing()
+            return None
+        self.used.add(view.tensor.name)
+        if view.tensor.quant is None:
+            self.foreign.append(view)
+        elif view.shape != item.shape:
+            self.misshapen.append((view, item.shape))
+        elif view.src.rows:
+            self.taken[view.tensor.name, expert, view.unsliced] += item.shape[0]
+        return view
+
+    def check(self) -> None:
+        name = self.source.name
+        if self.foreign:
+            types = ", ".join(f"{t.lower()} ({_tensors(n)})" for t, n in Counter(v.tensor.dtype for v in self.foreign).items())
+            raise UnsupportedModel(f"{name}: tensor {self.foreign[0].tensor.name!r} has an unsupported type: got {types}, expected "
+                                   f"{', '.join(QUANTS)}", "quant-unsupported")
+        if self.missing:
+            self._refuse_missing()
+        if self.misshapen:
+            view, shape = self.misshapen[0]
+            raise FormatError(f"{name}: tensor {view.tensor.name!r}: shape is {list(view.shape)}{_steps(view)}, expected {list(shape)} "
+                              "from the config", "arch-shape")
+        for (tensor, _, there), taken in self.taken.items():
+            if taken != there:
+                raise FormatError(f"{name}: tensor {tensor!r}: shape is {list(self.source.tensors[tensor].shape)}, expected {taken} where "
+                                  f"it has {there}, from the config", "arch-shape")
+        if unknown := [n for n in self.source.tensors if n not in self.used and not self._ignorable(n)]:
+            raise FormatError(f"{name}: {_tensors(len(unknown))} with no place in {self.arch}: {_some([repr(n) for n in unknown])}; "
+                              "the config does not match the weights, or the model has parts that moegg does not run", "convert-unknown")
+
+    def _refuse_missing(self) -> None:
+        missing = list(dict.fromkeys(self.missing))
+        raise FormatError(f"{self.source.name}: {_tensors(len(missing))} of {self.arch} missing: {_some(missing)}; the source is incomplete "
+                          "or of another architecture", "convert-missing")
+
+    def ignored(self) -> dict[str, int]:
+        return dict(Counter(self._ignorable(n) for n in self.source.tensors if n not in self.used))
+
+    def _ignorable(self, name: str) -> str | None:
+        """The pattern by which the architecture module lets an unused tensor be left out, or None."""
+        return next((p for p in self.source.module.NAMES.get("ignore", ()) if fnmatchcase(name, p)), None)
+
+
+def _tensors(n: int) -> str:
+    return f"{n} tensor{'s' if n != 1 else ''}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _steps(view: View) -> str:
+    return f" (taken from {list(view.tensor.shape)})" if view.shape != view.tensor.shape else ""

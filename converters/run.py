@@ -1,0 +1,189 @@
+"""convert(): streams a source through a plan into a container. Memory is a few row blocks and a few expert records.
+
+Order of work: plan, disk check, tensors in execution order, expert records layer by layer (made by several threads, written in
+order by one). Every value is checked: NaN and infinity in a source are errors that name the element, as is a value that the
+wanted quant cannot hold.
+"""
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from moegg import __version__, kernels
+from moegg.converters.gguf import GGUFSource
+from moegg.converters.hf import HFSource, dump
+from moegg.converters.plan import ConvertPlan, PlannedExperts, make_plan
+from moegg.converters.policy import find_recipe
+from moegg.converters.source import Source, View
+from moegg.errors import FormatError, NotFound, UsageError
+from moegg.formats.rawfile import RawFile
+from moegg.formats.writer import ContainerWriter, ExpertSpec, PartSpec, TensorSpec, planned_bytes
+from moegg.quants import GROUP_ROWS, INTERLEAVED
+
+BLOCK_BYTES = 4 << 20           # of f32 rows that a thread works on at once
+MAX_THREADS, AHEAD_BYTES = 8, 1 << 30           # threads that make records, as long as their records take no more than this
+F16_MAX, BF16_MAX = 65519.0, 3.3961775e38       # what rounds to a finite value; block quants scale by f16
+LARGEST = {"f32": np.inf, "bf16": BF16_MAX, "q8_0": 127 * F16_MAX, "q4_0": 7 * F16_MAX}      # others: F16_MAX
+
+
+@dataclass(frozen=True)
+class ConvertResult:
+    """What convert() did, or with dry_run would do. file_bytes: size of the container."""
+    path: Path
+    file_bytes: int
+    plan: ConvertPlan
+
+
+def open_source(path: str | os.PathLike) -> Source:
+    """A Hugging Face folder or a GGUF file as a Source. Raises NotFound, FormatError, UnsupportedModel, IOFailure."""
+    path = Path(path)
+    if path.is_dir():
+        return HFSource(path)
+    if not path.exists():
+        raise NotFound(f"{path}: no such file or folder", "file-missing")
+    if path.suffix == ".safetensors":
+        raise UsageError(f"{path}: is one file of a model; expected the folder that holds it, with config.json", "usage")
+    raw = RawFile(path)
+    magic = raw.read(0, min(4, raw.size)).tobytes()
+    raw.close()
+    if magic != b"GGUF":
+        raise FormatError(f"{path}: got a file that starts with {magic!r}, expected a GGUF file or a Hugging Face folder", "source-kind")
+    return GGUFSource(path)
+
+
+def convert(source_path: str | os.PathLike, out_path: str | os.PathLike | None = None, quant: str | None = None, *,
+            force: bool = False, dry_run: bool = False, on_plan: Callable[[ConvertPlan, int], None] | None = None,
+            progress: Callable[[int, int], None] | None = None, warn: Callable[[str], None] | None = None) -> ConvertResult:
+    """Converts a Hugging Face folder or a GGUF file to one .moegg file; with `dry_run` reads no weights and writes nothing.
+
+    quant: a recipe's name, by default q4 for safetensors and keep for GGUF. out_path: by default NAME-RECIPE.moegg (keep:
+    NAME.moegg) in the current folder. on_plan(plan, file_bytes) and warn(line) are called before any weight is read; progress(done, total)
+    counts weight bytes.
+    Raises UsageError, NotFound, FormatError, UnsupportedModel, NoRoom, IOFailure; then nothing is left behind.
+    """
+    source = open_source(source_path)
+    try:
+        recipe = find_recipe(quant, source.kind)
+        out = Path(out_path) if out_path is not None else Path(_default_name(source, recipe.name))
+        _refuse_source(out, Path(source_path))
+        plan = make_plan(source, recipe)
+        spec = _writer_arguments(plan)
+        total = planned_bytes(**spec)
+        if on_plan:
+            on_plan(plan, total)
+        for line in plan.warnings if warn else ():
+            warn(line)
+        if not dry_run:
+            with ContainerWriter(out, force=force, **spec) as writer:
+                _fill(writer, plan, progress or (lambda done, total: None))
+                writer.finish()
+        return ConvertResult(out, total, plan)
+    finally:
+        source.close()
+
+
+def _default_name(source: Source, recipe: str) -> str:
+    return f"{source.stem}.moegg" if recipe == "keep" else f"{source.stem}-{recipe}.moegg"
+
+
+def _refuse_source(out: Path, source: Path) -> None:
+    if out.exists() and out.samefile(source):
+        raise UsageError(f"{out}: is the source itself; choose another name with -o", "convert-self")
+
+
+def _writer_arguments(plan: ConvertPlan) -> dict:
+    source, recipe = plan.source, {"name": plan.recipe.name, "version": plan.recipe.version}
+    creator = f"moegg {__version__}"
+    provenance = {"creator": creator, "recipe": recipe, "source": {
+        "kind": source.kind, "files": [{"name": n, "bytes": b} for n, b in sorted(source.files.items())],
+        **{k: v for k, v in source.provenance.items() if v is not None}}}
+    return {
+        "arch": plan.model.arch, "name": source.name, "config": plan.config,
+        "meta": {"creator": creator, "quant": recipe, "source": source.kind, "parameters": plan.model.parameter_count(),
+                 "active_parameters": plan.model.active_count()},
+        "tensors": [TensorSpec(t.tensor.name, t.tensor.shape, t.quant, t.layout, t.tensor.role, t.tensor.layer, t.tensor.gather)
+                    for t in plan.tensors],
+        "experts": [ExpertSpec(e.layer, e.n, e.top_k, tuple(PartSpec(p.part.name, p.part.shape, p.quant, p.layout) for p in e.parts))
+                    for e in plan.experts],
+        "sections": {**source.sections, "provenance": ("application/json", dump(provenance))},
+    }
+
+
+def _fill(writer: ContainerWriter, plan: ConvertPlan, progress: Callable[[int, int], None]) -> None:
+    done, total = 0, plan.weight_bytes
+
+    def counted(data: np.ndarray) -> np.ndarray:
+        nonlocal done
+        done += data.nbytes
+        progress(done, total)
+        return data
+
+    progress(done, total)
+    for t in plan.tensors:
+        writer.put_tensor(t.tensor.name, map(counted, _encoded(t.view, t.quant, t.layout)))
+    for layer, e, parts in _records(plan.experts):
+        writer.put_record(layer.layer, e, [counted(data) for data in parts])
+
+
+def _records(layers: Sequence[PlannedExperts]) -> Iterator[tuple[PlannedExperts, int, list[np.ndarray]]]:
+    """(layer, expert, parts in file layout) in order; made by threads that are at most a few records ahead."""
+    def make(layer: PlannedExperts, e: int) -> list[np.ndarray]:
+        return [np.concatenate(list(_encoded(p.views[e], p.quant, p.layout))) for p in layer.parts]
+
+    record = max((sum(p.nbytes for p in layer.parts) for layer in layers), default=1)
+    workers = max(1, min(MAX_THREADS, _cores(), AHEAD_BYTES // record))
+    with ThreadPoolExecutor(workers) as pool:
+        ahead: deque[tuple[PlannedExperts, int, Future]] = deque()
+        try:
+            for layer in layers:
+                for e in range(layer.n):
+                    ahead.append((layer, e, pool.submit(make, layer, e)))
+                    if len(ahead) > workers:
+                        first, i, parts = ahead.popleft()
+                        yield first, i, parts.result()
+            for first, i, parts in ahead:
+                yield first, i, parts.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _encoded(view: View, quant: str, layout: str) -> Iterator[np.ndarray]:
+    """The bytes of one matrix as they lie in the file, uint8 [n], in pieces of whole row groups."""
+    cols = view.shape[-1]
+    for start, stop in _row_blocks(view.n_rows, cols, view.whole):
+        if view.exact and view.tensor.quant == quant:
+            rows = view.blocks(start, stop)
+            _check(view, start, rows.view("<f4") if quant == "f32" else kernels.dequantize(quant, rows, cols), quant)
+        else:
+            x = view.floats(start, stop)
+            _check(view, start, x, quant)
+            rows = x.view(np.uint8) if quant == "f32" else kernels.quantize(quant, x, search=True)
+        yield kernels.interleave(quant, rows, cols) if layout == INTERLEAVED else rows.reshape(-1)
+
+
+def _row_blocks(rows: int, cols: int, whole: bool) -> Iterator[tuple[int, int]]:
+    step = rows if whole else max(1, BLOCK_BYTES // (4 * cols * GROUP_ROWS)) * GROUP_ROWS
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)
+
+
+def _check(view: View, first: int, x: np.ndarray, quant: str) -> None:
+    """Raises FormatError for NaN, infinity and values beyond what `quant` holds; x [n, cols] are rows from `first` on."""
+    low, high = x.min(), x.max()                # NaN passes through both
+    limit = LARGEST.get(quant, F16_MAX)
+    if np.isfinite(low) and np.isfinite(high) and max(-low, high) <= limit:
+        return
+    broken = ~np.isfinite(x)
+    row, col = np.argwhere(broken if broken.any() else np.abs(x) > limit)[0]
+    where = f"{view.source.name}: element {view.element(first + int(row), int(col))} is {x[row, col]}"
+    if broken.any():
+        raise FormatError(f"{where}, expected a finite number; the source is damaged", "convert-nan")
+    raise FormatError(f"{where}, too large for {quant}; use --quant bf16 or f32", "convert-overflow")

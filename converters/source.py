@@ -1,0 +1,149 @@
+"""What a conversion reads: the Source protocol, and View, one matrix of a source after its Src steps.
+
+A View knows its shape and quant before anything is read, and reads by rows: as raw blocks where the steps leave blocks whole
+(slices of experts and of rows), as floats always. Rows are those of the matrix [out, in] that is written; a vector is one row.
+"""
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+
+from moegg import kernels
+from moegg.arch import Src
+from moegg.errors import FormatError
+from moegg.quants import QUANTS
+
+
+@dataclass(frozen=True)
+class SourceTensor:
+    """shape: numpy order. dtype: as the source spells it. quant: the row of moegg.quants with these values, or None."""
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    quant: str | None
+
+
+class Source(Protocol):
+    """A model to convert. Opening one reads headers and small files, never weights."""
+    kind: str                                       # "safetensors" or "gguf"; chooses Tensor.hf or Tensor.gguf
+    name: str                                       # of the model, as shown and stored
+    stem: str                                       # of the default output file
+    files: dict[str, int]                           # base name -> bytes of the files that hold weights
+    config: dict[str, Any]                          # in the spelling of a Hugging Face config.json
+    module: ModuleType                              # the architecture module
+    tensors: dict[str, SourceTensor]
+    sections: dict[str, tuple[str, bytes]]          # container section -> (media type, content)
+    provenance: dict[str, Any]
+    warnings: list[str]
+
+    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Rows [start:stop] of a tensor with leading axes flattened: uint8 [n, row_bytes]."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class View:
+    """One matrix [rows, cols] or vector [n] of a source. first: its first row among the flattened rows of the tensor."""
+    source: Source
+    tensor: SourceTensor
+    src: Src
+    expert: int | None
+    shape: tuple[int, ...]
+    first: int
+
+    @property
+    def n_rows(self) -> int:
+        return self.shape[0] if len(self.shape) > 1 else 1
+
+    @property
+    def unsliced(self) -> int:
+        """Rows of the matrix (elements of the vector) that Src.rows takes some of."""
+        return self.tensor.shape[-1] if self.src.transpose or len(self.shape) == 1 else self.tensor.shape[-2]
+
+    @property
+    def whole(self) -> bool:
+        """True if rows cannot be read apart: a transposed matrix, a slice of a vector."""
+        return self.src.transpose or (self.src.rows is not None and len(self.shape) == 1)
+
+    @property
+    def exact(self) -> bool:
+        """True if blocks() can be written as they are: nothing is added, transposed or cut inside a row."""
+        return not self.whole and not self.src.add
+
+    def blocks(self, start: int, stop: int) -> np.ndarray:
+        """Rows [start:stop] as stored: uint8 [n, row_bytes]. Only where `exact`."""
+        base, _, step = self.src.rows or (0, 0, 1)
+        at = self.first + base + start * step
+        return np.ascontiguousarray(self.source.rows(self.tensor.name, at, at + (stop - start - 1) * step + 1)[::step])
+
+    def floats(self, start: int, stop: int) -> np.ndarray:
+        """Rows [start:stop] as f32 [n, cols], all steps applied; all rows at once where `whole`."""
+        if self.whole:
+            n = self.tensor.shape[-2] if self.src.transpose else 1
+            x = self._decode(self.source.rows(self.tensor.name, self.first, self.first + n), self.tensor.shape[-1])
+            if self.src.transpose:
+                x = x.T
+            if self.src.rows:
+                x = x[slice(*self.src.rows)] if len(self.shape) > 1 else x[:, slice(*self.src.rows)]
+            x = np.ascontiguousarray(x[start:stop])
+        else:
+            x = self._decode(self.blocks(start, stop), self.tensor.shape[-1])
+        return x + np.float32(self.src.add) if self.src.add else x
+
+    def _decode(self, data: np.ndarray, cols: int) -> np.ndarray:
+        return data.view("<f4") if self.tensor.quant == "f32" else kernels.dequantize(self.tensor.quant, data, cols)
+
+    def element(self, row: int, col: int) -> str:
+        """The place in the source tensor of element (row, col) of this view: 'name[3, 17]'."""
+        base, _, step = self.src.rows or (0, 0, 1)
+        if len(self.shape) == 1:
+            place = [base + col * step]
+        else:
+            place = [base + row * step, col]
+            if self.src.transpose:
+                place.reverse()
+        if self.src.stacked:
+            place.insert(0, self.expert)
+        return f"{self.tensor.name}[{', '.join(map(str, place))}]"
+
+
+def find_view(source: Source, srcs: tuple[Src, ...], expert: int | None = None, n_experts: int = 0) -> View | None:
+    """The first of the alternatives that the source has, or None. Raises FormatError if the steps do not fit its axes."""
+    for src in srcs:
+        tensor = source.tensors.get(source_name(src, expert))
+        if tensor is None:
+            continue
+        shape, first = tensor.shape, 0
+        if src.stacked:
+            if len(shape) < 2 or shape[0] != n_experts:
+                raise FormatError(f"{source.name}: tensor {tensor.name!r}: shape is {list(shape)}, expected a stack of {n_experts} "
+                                  "experts", "arch-shape")
+            shape = shape[1:]
+            first = expert * (shape[0] if len(shape) > 1 else 1)
+        if len(shape) not in (1, 2) or (src.transpose and len(shape) != 2):
+            raise FormatError(f"{source.name}: tensor {tensor.name!r}: shape is {list(tensor.shape)}, expected "
+                              f"{'a stack of matrices' if src.stacked else 'a vector or a matrix'}", "arch-shape")
+        if src.transpose:
+            shape = shape[::-1]
+        if src.rows:
+            start, stop, step = src.rows
+            shape = (len(range(start, min(stop, shape[0]), step)), *shape[1:])
+        return View(source, tensor, src, expert, shape, first)
+    return None
+
+
+def source_name(src: Src, expert: int | None) -> str:
+    return src.name if expert is None else src.name.replace("{e}", str(expert))
+
+
+def source_quant(name: str) -> str | None:
+    """The quant of a dtype or ggml type, by name in any case; None if moegg has no such row."""
+    return name.lower() if name.lower() in QUANTS else None
+
+
+def clean_name(name: str) -> str:
+    """A model's name for messages and the file: one line, at most 200 bytes of UTF-8, never empty."""
+    text = "".join(c if c.isprintable() else " " for c in " ".join(name.split()))
+    return text.encode("utf-8", "ignore")[:200].decode("utf-8", "ignore") or "model"

@@ -1,0 +1,232 @@
+"""ContainerWriter: takes weights in any order and leaves either a complete file or none.
+
+Data goes to `<name>.partial`, each byte once; the header is written last, after an fsync, then the file is renamed. A crash at
+any point leaves no half file that opens. Same input, same bytes: no times, no paths. Holds one record at most. Refuses to
+write over a file unless told to, and to start without the disk space. All sizes in bytes.
+"""
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn, Self
+
+import numpy as np
+from blake3 import blake3
+
+from moegg.errors import InternalError, IOFailure, MoeggError, NoRoom, NotFound, UsageError
+from moegg.formats import layout as L
+from moegg.formats.plan import MUTABLE_SECTIONS, ExpertSpec, PartSpec, Plan, Sections, TensorSpec, planned_bytes
+from moegg.units import fmt_bytes
+
+__all__ = ["MUTABLE_SECTIONS", "ContainerWriter", "ExpertSpec", "PartSpec", "TensorSpec", "planned_bytes"]
+_PWRITE_BYTES = 1 << 30         # macOS refuses single writes of 2 GiB
+Buffer = bytes | bytearray | memoryview | np.ndarray
+
+
+class ContainerWriter:
+    """Writes one container; a context manager. Leaving the block without finish() removes the partial file.
+
+    Planning happens here and touches no file: raises FormatError for a plan that breaks a rule, UsageError if `path` exists and
+    force is off. Entering the block raises NotFound, NoRoom, IOFailure. sections: name -> (media type, content).
+    """
+
+    def __init__(self, path: str | os.PathLike, *, arch: str, name: str, config: Mapping, meta: Mapping,
+                 tensors: Iterable[TensorSpec], experts: Iterable[ExpertSpec], sections: Sections, force: bool = False):
+        self.path, self.force = Path(path), force
+        self.partial = self.path.with_name(self.path.name + ".partial")
+        self._refuse_existing()
+        self._plan = Plan(str(path), arch, name, config, meta, tensors, experts, sections)
+        self.total_bytes = self._plan.total_bytes
+        self._unit = {t: i for i, t in enumerate(self._plan.tensors)}
+        self._layers, at = {}, len(self._unit)
+        for e in self._plan.layers:
+            self._layers[e.layer] = e, at
+            at += e.n
+        self._checksums = np.zeros((at, L.CHECKSUM_BYTES), np.uint8)
+        self._written = bytearray(at)
+        self._fd = -1
+
+    def _refuse_existing(self) -> None:
+        if self.path.is_dir():
+            raise UsageError(f"{self.path}: is a folder, expected the name of a file", "target-exists")
+        if not self.force and os.path.lexists(self.path):
+            raise UsageError(f"{self.path}: exists already; use --force to replace it", "target-exists")
+
+    def __enter__(self) -> Self:
+        try:
+            self._create()
+            for offset, data in self._plan.blobs:
+                self._write(data, offset)
+        except BaseException:
+            self._abort()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._abort()
+
+    def put_tensor(self, name: str, data: Buffer | Iterable[Buffer]) -> None:
+        """Write a tensor, already in file layout: a C-contiguous buffer, or pieces of it in order. Raises NoRoom, IOFailure."""
+        t = self._plan.tensors.get(name)
+        if t is None:
+            raise InternalError(f"{self.path}: tensor '{name}' is not in the plan")
+        pieces = [data] if isinstance(data, Buffer) else data
+        self._put(self._unit[name], f"tensor '{name}'", t.offset, t.nbytes, pieces)
+
+    def put_record(self, layer: int, expert: int, parts: Sequence[Buffer]) -> None:
+        """Write the record of one expert: its parts in file layout, in plan order. Raises NoRoom, IOFailure."""
+        e, first = self._layers.get(layer, (None, 0))
+        what = f"record of layer {layer}, expert {expert}"
+        if e is None or not 0 <= expert < e.n or len(parts) != len(e.parts):
+            raise InternalError(f"{self.path}: {what} with {len(parts)} parts is not in the plan")
+        record = np.zeros(e.record_bytes, np.uint8)
+        for p, data in zip(e.parts, parts, strict=True):
+            view = self._view(data, what)
+            if view.size != p.nbytes:
+                raise InternalError(f"{self.path}: {what}, part '{p.name}': got {view.size} B, expected {p.nbytes} B")
+            record[p.offset:p.offset + p.nbytes] = view
+        self._put(first + expert, what, e.base + expert * e.stride, e.record_bytes, [record])
+
+    def _view(self, data: Buffer, what: str) -> np.ndarray:
+        try:
+            return np.frombuffer(data, np.uint8)
+        except (ValueError, TypeError, BufferError) as e:
+            raise InternalError(f"{self.path}: {what}: not a C-contiguous buffer: {e}") from e
+
+    def _put(self, unit: int, what: str, offset: int, nbytes: int, pieces: Iterable[Buffer]) -> None:
+        if self._fd < 0:
+            raise InternalError(f"{self.path}: {what} was put before the writer was entered, or after it ended")
+        if self._written[unit]:
+            raise InternalError(f"{self.path}: {what} was put twice")
+        self._written[unit] = 1
+        h, done = blake3(), 0
+        for piece in pieces:
+            view = self._view(piece, what)
+            if done + view.size > nbytes:
+                raise InternalError(f"{self.path}: {what}: got more than the planned {nbytes} B")
+            h.update(view)
+            self._write(view, offset + done)
+            done += view.size
+        if done != nbytes:
+            raise InternalError(f"{self.path}: {what}: got {done} B, expected {nbytes} B")
+        self._checksums[unit] = np.frombuffer(h.digest(L.CHECKSUM_BYTES), np.uint8)
+
+    def finish(self) -> None:
+        """Write index, tail and, last, the header; then give the file its name. Raises NoRoom, IOFailure, UsageError if a file of
+        that name has appeared meanwhile."""
+        if self._fd < 0 or 0 in self._written:
+            raise InternalError(f"{self.path}: finish with {self._written.count(0)} of {len(self._written)} tensors and records "
+                                f"missing; first: {self._label(self._written.find(0))}")
+        preamble, index = self._plan.encode(self._checksums)
+        self._write(index, L.PREAMBLE_BYTES)
+        self._write(self._plan.tail, self._plan.tail_offset)
+        self._write(preamble[L.HEADER_BYTES:], L.HEADER_BYTES)
+        try:
+            os.fsync(self._fd)
+            self._write(preamble[:L.HEADER_BYTES], 0)
+            os.fsync(self._fd)
+            self._promote()
+        except OSError as e:
+            self._fail(e)
+        os.close(self._fd)
+        self._fd = -1
+
+    def _label(self, unit: int) -> str:
+        if unit < len(self._unit):
+            return f"tensor '{list(self._unit)[unit]}'" if unit >= 0 else "none"
+        e, first = next(v for v in reversed(self._layers.values()) if v[1] <= unit)
+        return f"record of layer {e.layer}, expert {unit - first}"
+
+    # --- the file system --------------------------------------------------------------------------------------------------------
+
+    def _create(self) -> None:
+        try:
+            self._remove_stale()
+            free = shutil.disk_usage(self.path.parent).free
+            if free < self.total_bytes:
+                raise self._no_room(free)
+            self._fd = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            self._lock(self._fd)
+            os.ftruncate(self._fd, self.total_bytes)        # padding is never written: it reads as zero
+        except FileNotFoundError as e:
+            raise NotFound(f"{self.path.parent}: no such folder", "file-missing") from e
+        except OSError as e:
+            self._fail(e)
+
+    def _write(self, data: Buffer, offset: int) -> None:
+        """pwrite all of it; short writes are continued."""
+        view = memoryview(data)
+        while view:
+            try:
+                n = os.pwrite(self._fd, view[:_PWRITE_BYTES], offset)
+            except OSError as e:
+                self._fail(e, offset)
+            view, offset = view[n:], offset + n
+
+    def _remove_stale(self) -> None:
+        """Unlink, never truncate, what a crashed run left: it may be a second name of a finished file."""
+        try:
+            fd = os.open(self.partial, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            self._lock(fd)
+            os.unlink(self.partial)
+        finally:
+            os.close(fd)
+
+    def _lock(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            raise UsageError(f"{self.partial}: another moegg process is writing it; wait for it or stop it", "target-busy") from e
+        except OSError:
+            return      # a file system without locks
+
+    def _promote(self) -> None:
+        """Rename. Without force, link first: unlike a rename it fails if the name has been taken meanwhile."""
+        if os.fstat(self._fd).st_ino != os.stat(self.partial).st_ino:
+            raise IOFailure(f"{self.partial}: was replaced while it was written", "file-changed")
+        linked = False
+        if not self.force:
+            try:
+                os.link(self.partial, self.path)
+                linked = True
+            except OSError:
+                self._refuse_existing()     # else a file system without hard links
+        if linked:
+            os.unlink(self.partial)
+        else:
+            os.replace(self.partial, self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        except OSError as e:
+            if e.errno not in (errno.EINVAL, errno.ENOTSUP):    # some network file systems cannot
+                raise
+        finally:
+            os.close(folder)
+
+    def _no_room(self, free: int) -> NoRoom:
+        return NoRoom(f"{self.path}: not enough disk space: {fmt_bytes(self.total_bytes)} needed, {fmt_bytes(free)} free in "
+                      f"'{self.path.parent}'; free some or choose another folder", "disk-full")
+
+    def _fail(self, e: OSError, offset: int | None = None) -> NoReturn:
+        """Remove the partial file and raise the error of moegg that `e` is."""
+        self._abort()
+        if isinstance(e, MoeggError):
+            raise e
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise self._no_room(shutil.disk_usage(self.path.parent).free) from e
+        what = "cannot be written" if offset is None else f"write at byte {offset} failed"
+        raise IOFailure(f"{self.path}: {what}: {e.strerror}", "io-write") from e
+
+    def _abort(self) -> None:
+        if self._fd < 0:
+            return
+        if os.path.lexists(self.partial) and os.stat(self.partial).st_ino == os.fstat(self._fd).st_ino:
+            os.unlink(self.partial)
+        os.close(self._fd)
+        self._fd = -1

@@ -1,0 +1,45 @@
+"""moegg convert - makes one .moegg file from a Hugging Face folder or a GGUF file
+
+Usage: moegg convert [options] SOURCE
+
+SOURCE is a folder with config.json and safetensors files, or a GGUF file. Without --out the file
+is written into the current folder and named after SOURCE. It appears under its name only when it
+is complete.
+
+Options:
+  -o, --out=FILE           the file to write
+  --quant=RECIPE           q4, q8, f16, bf16, f32, or keep, which takes the source's own quants over
+                           (default: q4 for safetensors, keep for GGUF)
+  --dry-run                print the plan and the size; read no weights, write nothing
+  --force                  replace an existing file
+  --json                   print one JSON object
+  --verbose                say more on stderr
+  --debug                  show a traceback when something fails
+  -h, --help               show this text
+"""
+import json
+from typing import Any
+
+from moegg import log
+from moegg.commands.progress import bar
+from moegg.converters.run import convert
+from moegg.errors import ExitStatus
+from moegg.units import fmt_bytes
+
+
+def main(args: dict[str, Any]) -> ExitStatus:
+    def show(plan: Any, file_bytes: int) -> None:
+        if not args["--json"]:
+            tell = print if args["--dry-run"] else log.info
+            for line in [*plan.lines(), f"  file: {fmt_bytes(file_bytes)}"]:
+                tell(line)
+
+    with bar("convert") as progress:
+        result = convert(args["SOURCE"], args["--out"], args["--quant"], force=args["--force"], dry_run=args["--dry-run"],
+                         on_plan=show, progress=progress, warn=log.warn)
+    if args["--json"]:
+        print(json.dumps({"path": str(result.path), "file_bytes": result.file_bytes, "dry_run": args["--dry-run"], **result.plan.to_dict()},
+                         ensure_ascii=False))
+    elif not args["--dry-run"]:
+        print(f"{result.path}: {fmt_bytes(result.file_bytes)} written")
+    return ExitStatus.OK

@@ -1,0 +1,48 @@
+"""moegg forward - writes what the model computes for given tokens, for comparisons
+
+Usage: moegg forward [options] MODEL --tokens=IDS --out=FILE
+
+MODEL is a .moegg file, or 'demo'. FILE (.npz) gets logits [T, vocab] float32; for the M layers with
+experts also router_idx [M, T, K] and router_w [M, T, K], the chosen experts and their weights, and
+moe_layers [M], the numbers of these layers. Keys and values are kept in f32. FILE is replaced.
+
+Options:
+  --tokens=IDS             token ids, such as 1,2,3
+  -o, --out=FILE           the file to write
+  --threads=N              compute threads (default: the cores it may use)
+  --verbose                say more on stderr
+  --debug                  show a traceback when something fails
+  -h, --help               show this text
+"""
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moegg import log
+from moegg.commands.opening import describe, open_container
+from moegg.engine import Engine
+from moegg.errors import ExitStatus, IOFailure
+
+
+def main(args: dict[str, Any]) -> ExitStatus:
+    container = open_container(args["MODEL"])
+    tokens, out = args["--tokens"], args["--out"]
+    engine = Engine(container, describe(container), ctx=len(tokens), n_threads=args["--threads"], kv="f32")
+    logits, router_idx, router_w, moe_layers = engine.forward(tokens)
+    write_npz(out, logits=logits, router_idx=router_idx, router_w=router_w, moe_layers=np.asarray(moe_layers))
+    log.detail(f"{out}: logits {list(logits.shape)}, router choices {list(np.shape(router_idx))}")
+    return ExitStatus.OK
+
+
+def write_npz(out: Path, **arrays: np.ndarray) -> None:
+    """Arrays in one .npz under exactly this name, complete or not at all. Raises IOFailure."""
+    partial = out.with_name(out.name + ".partial")
+    try:
+        with open(partial, "wb") as f:
+            np.savez(f, **arrays)
+        os.replace(partial, out)
+    except OSError as e:
+        partial.unlink(missing_ok=True)
+        raise IOFailure(f"{out}: cannot be written: {e.strerror}", "io-write") from e

@@ -1,0 +1,220 @@
+"""From prompt ids to a streamed answer: the loop around one session that `moegg run` and its chat share.
+
+Owns: when an answer ends and why, what of it is shown, how Ctrl-C stops it, the numbers of --stats. The loop runs in one thread of
+its own, so that the main thread is free to take the signal and stop the executor between two ops.
+Refuses: choosing what the prompt is (run.py, chat_repl.py).
+"""
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from moegg.chat import encode_chat
+from moegg.commands.progress import bar
+from moegg.engine import Engine
+from moegg.errors import Cancelled
+from moegg.sampler import Sampler, SamplingParams, TokenLogprobs, logprobs
+from moegg.stream import ReasoningSplitter, StopMatcher, reasoning_started, reasoning_tags
+from moegg.tokenizer import Tokenizer
+
+PREFILL_BAR_AFTER_S = 1.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line chose. template None: raw continuation. logprobs None: none, else the number of alternatives."""
+    sampling: SamplingParams
+    template: str | None = None
+    raw_specials: bool = False
+    think: bool = True
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """ids of a prompt. thinking: it ends inside an open reasoning block."""
+    ids: list[int]
+    thinking: bool = False
+
+
+@dataclass
+class Answer:
+    """finish_reason: stop, length or cancelled; full: it is the context that ended it. tokens do not hold the id that stopped."""
+    prompt_tokens: int
+    seed: int
+    text: str = ""
+    reasoning: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str = ""
+    full: bool = False
+    stats: dict[str, Any] = field(default_factory=dict)
+
+
+class Speaker:
+    """A model that answers: engine, tokenizer and settings around one session, which keeps what successive prompts share.
+
+    show(kind, text) is called with kind 'text' or 'reasoning' as the answer grows.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, settings: Settings, show: Callable[[str, str], None]):
+        self.engine, self.tokenizer, self.settings, self._show = engine, tokenizer, settings, show
+        self._session = engine.session()
+        self._thread = ThreadPoolExecutor(1)
+        self._tags = reasoning_tags(settings.template)
+        self._ends = tokenizer.eos_ids | (tokenizer.turn_ids if settings.template else frozenset())
+
+    # --- prompts --------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_template(self) -> bool:
+        return self.settings.template is not None
+
+    def chat_prompt(self, messages: Sequence[dict[str, Any]]) -> Prompt:
+        """Messages through the chat template. Raises BadRequest."""
+        variables = {} if self.settings.think else {"enable_thinking": False}
+        ids = encode_chat(self.tokenizer, self.settings.template or "", messages, variables=variables)
+        thinking = bool(self._tags) and reasoning_started(self.tokenizer.decode(ids[-16:]), self._tags[0])
+        return Prompt(ids, thinking)
+
+    def raw_prompt(self, text: str, before: Sequence[int] = ()) -> Prompt:
+        """Text to be continued, after the ids of what was said before."""
+        ids = self.tokenizer.encode(text, special=self.settings.raw_specials, add_bos=not before)
+        return Prompt([*before, *ids])
+
+    # --- answers --------------------------------------------------------------------------------------------------------
+
+    def speak(self, prompt: Prompt) -> Answer:
+        """Answers; Ctrl-C ends the answer with finish_reason 'cancelled', a second one raises KeyboardInterrupt.
+
+        Raises ContextFull if the prompt does not fit, BadRequest for an empty one.
+        """
+        with Interrupt(self.engine.cancel) as interrupt:
+            return self._thread.submit(self._speak, prompt, interrupt).result()
+
+    def _speak(self, prompt: Prompt, interrupt: "Interrupt") -> Answer:
+        sampler = Sampler(self.settings.sampling)
+        answer = Answer(len(prompt.ids), sampler.seed)
+        voice = _Voice(self.tokenizer, self.settings, self._tags, prompt, self._show)
+        start = time.perf_counter()
+        first = start
+        try:
+            with bar("prompt", "tok", PREFILL_BAR_AFTER_S) as progress:
+                synced = self._session.sync(prompt.ids, progress, lambda: interrupt.hit)
+            prefilled = time.perf_counter()
+            while not answer.finish_reason:
+                logits = self._session.logits
+                token = sampler.sample(logits, self._session.tokens, len(prompt.ids))
+                first = first if answer.tokens else time.perf_counter()
+                if token in self._ends:
+                    answer.finish_reason = "stop"
+                    break
+                answer.tokens.append(token)
+                if self.settings.logprobs is not None:
+                    answer.logprobs.append(logprobs(logits, token, self.settings.logprobs))
+                if voice.push(token):
+                    answer.finish_reason = "stop"
+                elif interrupt.hit:
+                    answer.finish_reason = "cancelled"
+                elif len(answer.tokens) == self.settings.max_tokens:
+                    answer.finish_reason = "length"
+                elif len(self._session) >= self.engine.ctx:
+                    answer.finish_reason, answer.full = "length", True
+                else:
+                    self._session.eval(token)
+        except Cancelled:
+            answer.finish_reason = "cancelled"
+        voice.flush()
+        answer.text, answer.reasoning = "".join(voice.text), "".join(voice.reasoning)
+        if answer.tokens:
+            answer.stats = _stats(synced, answer, start, prefilled, first, time.perf_counter())
+        return answer
+
+
+def _stats(synced: Any, answer: Answer, start: float, prefilled: float, first: float, end: float) -> dict[str, Any]:
+    """Rates are of what was really evaluated: reused prompt tokens do not count, nor does the first answer token."""
+    decoded = len(answer.tokens) - 1
+    return {"prompt_tokens": answer.prompt_tokens, "prompt_reused": synced.reused, "completion_tokens": len(answer.tokens),
+            "prompt_tok_per_s": synced.evaluated / max(prefilled - start, 1e-9),
+            "decode_tok_per_s": decoded / max(end - first, 1e-9) if decoded else None,
+            "first_token_s": first - start, "peak_memory_bytes": peak_memory_bytes()}
+
+
+def peak_memory_bytes() -> int | None:
+    """The most memory this process ever had resident, mapped weights included; None where the system does not say."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class _Voice:
+    """Ids to shown text: whole characters, reasoning apart, stop strings in the answer only and never shown."""
+
+    def __init__(self, tokenizer: Tokenizer, settings: Settings, tags: tuple[str, str] | None, prompt: Prompt,
+                 show: Callable[[str, str], None]):
+        keep = [i for i in tokenizer.special_ids if tags and tokenizer.token_bytes(i).decode("utf-8", "replace") in tags]
+        self._decoder = tokenizer.stream(continues=settings.template is None, keep=keep)
+        self._splitter = ReasoningSplitter(*tags, started=prompt.thinking) if tags else None
+        self._stops = StopMatcher(settings.stop)
+        self._think, self._show = settings.think, show
+        self.text: list[str] = []
+        self.reasoning: list[str] = []
+
+    def push(self, token: int) -> bool:
+        """Shows what the token completes; true if a stop string is met."""
+        text = self._decoder.push(token)
+        return self._out(*(self._splitter.push(text) if self._splitter else ("", text)))
+
+    def flush(self) -> None:
+        """Shows everything that was held back."""
+        text = self._decoder.flush()
+        if self._splitter:
+            self._out(*self._splitter.push(text))
+            self._out(*self._splitter.flush())
+        else:
+            self._out("", text)
+        self._tell("text", self.text, self._stops.flush())
+
+    def _out(self, reasoning: str, content: str) -> bool:
+        self._tell("reasoning", self.reasoning, reasoning)
+        shown, met = self._stops.push(content)
+        self._tell("text", self.text, shown)
+        return met
+
+    def _tell(self, kind: str, store: list[str], text: str) -> None:
+        if text:
+            store.append(text)
+            if kind == "text" or self._think:
+                self._show(kind, text)
+
+
+class Interrupt:
+    """While active, Ctrl-C sets `hit` and calls `stop`; the second one raises KeyboardInterrupt as usual."""
+
+    def __init__(self, stop: Callable[[], None]):
+        self.hit = False
+        self._stop = stop
+
+    def __enter__(self) -> "Interrupt":
+        if threading.current_thread() is threading.main_thread():       # elsewhere Python allows no handlers
+            self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, signum: int, frame: Any) -> None:
+        again, self.hit = self.hit, True
+        self._stop()
+        if again:
+            raise KeyboardInterrupt

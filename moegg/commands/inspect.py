@@ -1,0 +1,59 @@
+"""moegg inspect - shows what a file holds, without opening its weights
+
+Usage: moegg inspect [options] MODEL
+
+MODEL is a .moegg file, or 'demo'. Works for files whose architecture this version cannot run.
+
+Options:
+  --json                   print one JSON object
+  --verbose                say more on stderr
+  --debug                  show a traceback when something fails
+  -h, --help               show this text
+"""
+import json
+from collections import Counter
+from typing import Any
+
+from moegg.commands.opening import open_container, section_json
+from moegg.errors import ExitStatus
+from moegg.formats.container import Container
+from moegg.units import fmt_bytes, fmt_count
+
+
+def main(args: dict[str, Any]) -> ExitStatus:
+    container = open_container(args["MODEL"])
+    provenance = section_json(container, "provenance")
+    if args["--json"]:
+        print(json.dumps(container.summary() | {"provenance": provenance}, ensure_ascii=False))
+    else:
+        print("\n".join(report(container, provenance)))
+    return ExitStatus.OK
+
+
+def report(c: Container, provenance: dict[str, Any]) -> list[str]:
+    """The file as text: identity, weights by role and quant, layout, sections, provenance."""
+    form, meta = c.summary()["format"], c.meta
+    recipe = meta.get("quant", {})
+    lines = [f"{c.path}: {c.name}, {c.arch}, {fmt_bytes(c.file_bytes)}",
+             f"  format      version {form['write_version']}, readable by version {form['read_version']} and later",
+             f"  root        {c.root.hex()}",
+             f"  content id  {c.content_id.hex()}"]
+    if "parameters" in meta:
+        lines.append(f"  parameters  {fmt_count(meta['parameters'])}, {fmt_count(meta['active_parameters'])} active per token")
+    lines += [f"  recipe      {recipe.get('name')} v{recipe.get('version')}, from {meta.get('source')}, by {meta.get('creator')}",
+              "", f"weights       {'quant':<7} {'layout':<12} {'tensors':>8} {'bytes':>11}"]
+    count, nbytes = Counter(), Counter()
+    for key, n, size in [((t.role, t.quant, t.layout), 1, t.nbytes) for t in c.tensors.values()] + [
+            ((f"expert {p.name}", p.quant, p.layout), e.n, e.n * p.nbytes) for e in c.layers for p in e.parts]:
+        count[key] += n
+        nbytes[key] += size
+    lines += [f"  {k[0]:<11} {k[1]:<7} {k[2]:<12} {count[k]:>8} {fmt_bytes(nbytes[k]):>11}" for k in count]
+    lines += ["", "layout"]
+    lines += [f"  {name:<11} {fmt_bytes(region.nbytes):>10} at byte {region.offset}" for name, region in
+              (("resident", c.resident), ("row-gather", c.gather), ("experts", c.experts)) if region.nbytes]
+    kinds = Counter((e.n, e.top_k, e.record_bytes) for e in c.layers)
+    lines += [f"  {n} layers of {experts} expert records of {fmt_bytes(size)}, top {top_k}" for (experts, top_k, size), n in kinds.items()]
+    lines += ["", "sections"]
+    lines += [f"  {s.name:<18} {fmt_bytes(s.nbytes):>10}  {s.media}" for s in c.sections.values() if s.kind == "opaque"]
+    lines += ["", "provenance"] + [f"  {k}: {v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)}" for k, v in provenance.items()]
+    return lines

@@ -1,0 +1,290 @@
+"""Executor: turns a Program and the addresses of its weights into exec.h structs, owns every buffer, runs passes without the GIL.
+
+All memory is taken when the executor is made; a pass allocates nothing. KvState is one session's keys and values.
+Callers (engine.py) have checked token ids, positions and sizes.
+"""
+from dataclasses import dataclass
+
+import numpy as np
+
+from cython cimport final
+from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
+from libc.string cimport memset
+
+from moegg.kernels cimport _core
+from moegg.kernels.exec cimport *
+
+from moegg.errors import Cancelled, InternalError, IOFailure
+from moegg.planner import kv_positions
+from moegg.quants import QUANTS
+
+cdef enum:
+    STATUS_OK = 0
+    STATUS_CANCEL = -4
+    STATUS_FETCH = -5
+
+_KINDS = {"embed": MG_OP_EMBED, "norm": MG_OP_NORM, "linear": MG_OP_LINEAR, "rope_kv": MG_OP_ROPE_KV, "attention": MG_OP_ATTENTION,
+          "add": MG_OP_ADD, "glu": MG_OP_GLU, "moe": MG_OP_MOE, "head": MG_OP_HEAD}
+_ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH}
+
+
+@dataclass(frozen=True)
+class WeightRef:
+    """Where a tensor lies in memory. rows, cols: its matrix shape (1-D: rows = 1)."""
+    address: int
+    quant: str
+    rows: int
+    cols: int
+    gather: bool = False
+
+
+@dataclass(frozen=True)
+class MoeRef:
+    """Where the expert records of one layer lie. slot: int32 [n]; parts: (quant, rows, cols, offset) of gate, up, down."""
+    base: int
+    stride: int
+    slot: np.ndarray
+    parts: tuple[tuple[str, int, int, int], ...]
+
+
+def pad16(n: int) -> int:
+    return -(-n // 16) * 16
+
+
+class _Arena:
+    """Zeroed, 64-byte aligned memory that lives as long as its owner."""
+
+    def __init__(self):
+        self._keep = []
+        self.nbytes = 0
+
+    def take(self, nbytes: int) -> int:
+        a = np.zeros(int(nbytes) + 64, np.uint8)
+        self._keep.append(a)
+        self.nbytes += int(nbytes)
+        return (a.ctypes.data + 63) & ~63
+
+    def keep(self, array: np.ndarray) -> int:
+        self._keep.append(array)
+        self.nbytes += array.nbytes
+        return array.ctypes.data
+
+
+@final
+cdef class KvState:
+    """Keys and values of one session: per attention layer K [n_kv, cap/16, dim, 16] and V [n_kv, cap, pad16(dim)]."""
+    cdef object arena
+    cdef mg_kv *entries
+    cdef readonly list capacity        # positions kept per attention layer
+
+    def __init__(self, attn: list, ctx: int, ubatch: int, kv: str):
+        self.arena = _Arena()
+        self.entries = <mg_kv *><uintptr_t>self.arena.take(len(attn) * sizeof(mg_kv))
+        self.capacity = [kv_positions(a, ctx, ubatch) for a in attn]
+        size = 4 if kv == "f32" else 2
+        for i, (a, cap) in enumerate(zip(attn, self.capacity)):
+            self.entries[i].k = <void *><uintptr_t>self.arena.take(a.n_kv_head * cap * a.head_dim * size)
+            self.entries[i].v = <void *><uintptr_t>self.arena.take(a.n_kv_head * cap * pad16(a.head_dim) * size)
+
+    @property
+    def nbytes(self) -> int:
+        return self.arena.nbytes
+
+
+@final
+cdef class Executor:
+    """Runs passes of up to `ubatch` tokens. One at a time, from one thread."""
+    cdef mg_exec e
+    cdef object arena
+    cdef object _structs                # keeps layer structs and tables alive
+    cdef readonly object program
+    cdef readonly int ubatch, max_out, n_threads
+    cdef readonly int vocab, top_k
+    cdef int32_t cancel_flag
+
+    def __cinit__(self):
+        memset(&self.e, 0, sizeof(mg_exec))
+
+    def __init__(self, program, weights: dict, moe: list, *, ctx: int, ubatch: int, max_out: int, kv: str, n_threads: int):
+        self.program, self.ubatch, self.max_out = program, ubatch, max_out
+        self.arena = _Arena()
+        self.vocab = program.model.vocab
+        self._buffers(program, ctx)
+        self._ops(program, weights, moe, ctx, kv)
+        self.e.pool = _core.pool_new(n_threads)
+        if self.e.pool == NULL:
+            raise InternalError(f"thread pool of {n_threads} threads could not be made")
+        self.n_threads = n_threads
+        part = MG_PART_HEAD + max(pad16(a.head_dim) for a in program.attn)
+        self.e.attn_scratch_floats = MG_QROWS * (MG_TILE + 2 * part)
+        self.e.attn_scratch = <float *>self.take(n_threads * self.e.attn_scratch_floats * 4)
+        self.e.max_split_rows = 4 * n_threads * MG_QROWS
+        self.e.attn_parts = <float *>self.take(self.e.max_split_rows * (ctx // MG_CHUNK + 1) * part * 4)
+        self.e.cancel = &self.cancel_flag
+
+    def __dealloc__(self):
+        if self.e.pool != NULL:
+            _core.pool_free(self.e.pool)
+            self.e.pool = NULL
+
+    cdef uintptr_t take(self, int64_t nbytes) except 0:
+        return self.arena.take(nbytes)
+
+    def _buffers(self, program, ctx: int):
+        """Float buffers, activation rows, and the scratch of the MoE ops."""
+        S = self.ubatch
+        n = len(program.widths)
+        self.e.max_tokens, self.e.max_out = S, self.max_out
+        self.e.buf = <float **>self.take(n * sizeof(void *))
+        self.e.ld = <int64_t *>self.take(n * sizeof(int64_t))
+        for i, width in enumerate(program.widths):
+            self.e.ld[i] = pad16(width)
+            self.e.buf[i] = <float *>self.take(max(S, self.max_out) * pad16(width) * 4 + 64)
+        acts = [max(S, self.max_out) * max(_core.act_bytes(act, pad32(w)) for act in range(2)) for w in program.widths]
+        self.top_k = max((m.top_k for m in program.moe), default=0)
+        experts = max((m.experts.n for m in program.moe), default=0)
+        width = max((m.experts.part("gate").shape[0] for m in program.moe), default=0)
+        pairs = S * self.top_k
+        self.e.max_pairs, self.e.max_experts = pairs, experts
+        if pairs:
+            acts.append(pairs * max(_core.act_bytes(act, pad32(width)) for act in range(2)))
+            self.e.pair_gate = <float *>self.take(pairs * pad16(width) * 4 + 64)
+            self.e.pair_up = <float *>self.take(pairs * pad16(width) * 4 + 64)
+            self.e.pair_out = <float *>self.take(pairs * self.e.ld[6] * 4 + 64)       # program.Y
+            self.e.pair_token = <int32_t *>self.take(pairs * 4)
+            self.e.pair_of = <int32_t *>self.take(pairs * 4)
+            self.e.expert_ids = <int32_t *>self.take(experts * 4)
+            self.e.expert_first = <int32_t *>self.take((experts + 1) * 4)
+            self.e.records = <const uint8_t **>self.take(experts * sizeof(void *))
+            self.e.route_logits = <float *>self.take(S * pad16(experts) * 4 + 64)
+            self.e.route_idx = <int32_t *>self.take(pairs * 4)
+            self.e.route_w = <float *>self.take(pairs * 4)
+        self.e.act = <uint8_t *>self.take(max(acts))
+        self.e.act_ptr = <const void **>self.take(3 * max(S, self.max_out, pairs) * sizeof(void *))
+        self.e.blocks = <int32_t *>self.take((S + 1) * 4)
+        self.e.jobs = <mg_job *>self.take((2 * experts + 4) * _core.job_bytes())
+
+    def _ops(self, program, weights: dict, moe: list, ctx: int, kv: str):
+        cdef mg_op *ops = <mg_op *>self.take(len(program.ops) * sizeof(mg_op))
+        cdef mg_attn_layer *attn = <mg_attn_layer *>self.take(len(program.attn) * sizeof(mg_attn_layer))
+        cdef mg_moe_layer *layers = <mg_moe_layer *>self.take((len(program.moe) + 1) * sizeof(mg_moe_layer))
+        cdef mg_rope *ropes = <mg_rope *>self.take((len(program.ropes) + 1) * sizeof(mg_rope))
+        cdef int i
+        for i, r in enumerate(program.ropes):
+            self._rope(&ropes[i], r, ctx)
+        for i, a in enumerate(program.attn):
+            self._attn(&attn[i], a, i, weights, kv, ctx)
+            if a.rope is not None:
+                attn[i].rope = &ropes[program.ropes.index(a.rope)]
+        for i, m in enumerate(program.moe):
+            self._moe(&layers[i], m, i, weights, moe[i])
+        for i, op in enumerate(program.ops):
+            ops[i].kind, ops[i].layer = _KINDS[op.kind], op.layer
+            ops[i].src, ops[i].src2, ops[i].src3, ops[i].dst = op.src, op.src2, op.src3, op.dst
+            ops[i].n_mats = len(op.linears)
+            for j, lin in enumerate(op.linears):
+                ops[i].mat_dst[j] = lin.dst
+                self._mat(&ops[i].mat[j], weights, lin.weight, lin.bias)
+            ops[i].n, ops[i].scale, ops[i].softcap = op.n, op.scale, op.softcap
+            if op.norm is not None:
+                ops[i].norm, ops[i].eps = <const float *><uintptr_t>weights[op.norm.weight.name].address, op.norm.eps
+            if op.act:
+                ops[i].act = _ACTS[op.act]
+            if op.kv_index >= 0:
+                ops[i].attn = &attn[op.kv_index]
+            if op.moe_index >= 0:
+                ops[i].moe = &layers[op.moe_index]
+        self.e.ops, self.e.n_ops = ops, len(program.ops)
+
+    cdef _mat(self, mg_mat *m, dict weights, weight, bias):
+        ref = weights[weight.name]
+        m.w, m.quant = <const uint8_t *><uintptr_t>ref.address, QUANTS[ref.quant].id
+        m.rows, m.cols, m.gather = ref.rows, ref.cols, ref.gather
+        if bias is not None:
+            m.bias = <const float *><uintptr_t>weights[bias.name].address
+
+    cdef _rope(self, mg_rope *r, rope, ctx):
+        regimes = rope.regimes()
+        r.n, r.half, r.interleaved = len(regimes), rope.dim // 2, rope.interleaved
+        for i, (limit, inv, factor) in enumerate(regimes):
+            # float32 angles as transformers computes them: position * inv_freq rounded once
+            angle = np.arange(ctx, dtype=np.float32)[:, None] * np.asarray(inv, np.float32)[None, :]
+            r.limit[i] = limit
+            r.cosine[i] = <const float *><uintptr_t>self.arena.keep(np.ascontiguousarray(np.cos(angle) * np.float32(factor), np.float32))
+            r.sine[i] = <const float *><uintptr_t>self.arena.keep(np.ascontiguousarray(np.sin(angle) * np.float32(factor), np.float32))
+
+    cdef _attn(self, mg_attn_layer *l, a, index, dict weights, kv, ctx):
+        l.n_head, l.n_kv, l.kv_index = a.n_head, a.n_kv_head, index
+        l.shape.cap = kv_positions(a, ctx, self.ubatch)
+        l.shape.dim, l.shape.dim_pad, l.shape.f32 = a.head_dim, pad16(a.head_dim), kv == "f32"
+        l.shape.window, l.shape.scale, l.shape.softcap = a.window, a.scale, a.softcap
+        if a.q_norm is not None:
+            l.q_norm, l.q_eps = <const float *><uintptr_t>weights[a.q_norm.weight.name].address, a.q_norm.eps
+        if a.k_norm is not None:
+            l.k_norm, l.k_eps = <const float *><uintptr_t>weights[a.k_norm.weight.name].address, a.k_norm.eps
+
+    cdef _moe(self, mg_moe_layer *l, m, index, dict weights, ref):
+        l.layer, l.index, l.n_expert, l.top_k = m.experts.layer, index, m.experts.n, m.top_k
+        l.width, l.act, l.renormalise, l.scale = m.experts.part("gate").shape[0], _ACTS[m.act], m.renormalise, m.scale
+        self._mat(&l.router, weights, m.router, None)
+        for i, (quant, rows, cols, offset) in enumerate(ref.parts):
+            l.part[i].quant, l.part[i].rows, l.part[i].cols = QUANTS[quant].id, rows, cols
+            l.part_offset[i] = offset
+        l.base, l.stride = <const uint8_t *><uintptr_t>ref.base, ref.stride
+        l.slot = <const int32_t *><uintptr_t>self.arena.keep(np.ascontiguousarray(ref.slot, np.int32))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of buffers and tables."""
+        return self.arena.nbytes
+
+    def cancel(self):
+        """Makes the running pass, or the next one, stop before its next op; safe from any thread and a signal handler."""
+        self.cancel_flag = 1
+
+    def rearm(self):
+        """Forgets an earlier cancel; called where a new piece of work starts."""
+        self.cancel_flag = 0
+
+    def run(self, tokens, pos, seq, states: list, seq_len, out_row, logits, capture=None):
+        """One pass. tokens, pos, seq [T] int32; states: KvState per seq; seq_len [n_seq] int64; out_row [n_out] int32.
+
+        Fills logits [n_out, pad16(V)] float32. capture: (idx [M, T, K] int32, w [M, T, K] float32) or None.
+        Raises Cancelled, IOFailure.
+        """
+        cdef const int32_t[::1] t = tokens
+        cdef const int32_t[::1] p = pos
+        cdef const int32_t[::1] s = seq
+        cdef const int64_t[::1] n = seq_len
+        cdef const int32_t[::1] o = out_row
+        cdef float[:, ::1] y
+        cdef int32_t[:, :, ::1] ci
+        cdef float[:, :, ::1] cw
+        cdef const mg_kv *kv[256]
+        cdef int status, i
+        cdef KvState state
+        if t.shape[0] > self.ubatch or o.shape[0] > self.max_out or len(states) > 256 or t.shape[0] == 0:
+            raise InternalError(f"pass of {t.shape[0]} tokens, {len(states)} sessions, {o.shape[0]} outputs does not fit the executor")
+        for i, state in enumerate(states):
+            kv[i] = state.entries
+        self.e.n_tokens, self.e.n_out = <int32_t>t.shape[0], <int32_t>o.shape[0]
+        self.e.token, self.e.pos, self.e.seq, self.e.seq_len, self.e.kv = &t[0], &p[0], &s[0], &n[0], kv
+        if o.shape[0]:
+            y = logits
+            self.e.out_row, self.e.logits, self.e.ld_logits = &o[0], &y[0, 0], y.shape[1]
+        self.e.capture_idx = NULL
+        if capture is not None:
+            ci, cw = capture
+            self.e.capture_idx, self.e.capture_w = &ci[0, 0, 0], &cw[0, 0, 0]
+        with nogil:
+            status = _core.exec_run(&self.e)
+        if status == STATUS_CANCEL:
+            raise Cancelled("forward pass: stopped on request", "cancelled")
+        if status == STATUS_FETCH:
+            raise IOFailure("expert record: could not be read", "io-read")
+        if status != STATUS_OK:
+            raise InternalError(f"executor returned status {status}")
+
+
+def pad32(n: int) -> int:
+    return -(-n // 32) * 32

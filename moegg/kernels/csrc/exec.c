@@ -1,0 +1,484 @@
+/* exec.c - the executor: walks the op list, splits each op over the pool, allocates nothing.
+ *
+ * Matrix products are lists of jobs (one matrix, n activation rows); the pool claims 16-row groups across all jobs of a phase,
+ * so that the experts of a layer cost one barrier per phase. Expert outputs are stored per (token, rank) and summed in rank order.
+ */
+#include "exec.h"
+#include <math.h>
+#include <string.h>
+
+typedef struct mg_job {
+    const mg_mat *mat;
+    const uint8_t *w;
+    const void *const *act;  /* [n] */
+    float *dst;              /* [n, ld] */
+    int64_t ld;
+    int32_t n, first;        /* first: groups of all earlier jobs */
+} mg_job;
+
+size_t mg_job_bytes(void) { return sizeof(mg_job); }
+
+static int64_t pad16(int64_t n) { return (n + 15) & ~(int64_t)15; }
+static int64_t groups_of(const mg_mat *m) { return (m->rows + MG_GROUP - 1) / MG_GROUP; }
+static int act_of(const mg_mat *m) { return mg_quant_get(m->quant)->act; }
+static float *row(const mg_exec *e, int buf, int64_t i) { return e->buf[buf] + i * e->ld[buf]; }
+
+/* --- matrix products --------------------------------------------------------------------------------------------------- */
+
+#define ROWS_PER_CALL 64
+
+static void one_group(const mg_job *j, int64_t g) {
+    const mg_mat *m = j->mat;
+    const mg_group_fn fn = mg_kernels.group[m->quant];
+    const uint8_t *w = j->w + (size_t)g * mg_group_bytes(m->quant, m->cols);
+    float *y[ROWS_PER_CALL];
+    for (int32_t i0 = 0; i0 < j->n; i0 += ROWS_PER_CALL) {
+        const int n = j->n - i0 < ROWS_PER_CALL ? j->n - i0 : ROWS_PER_CALL;
+        for (int i = 0; i < n; i++) y[i] = j->dst + (i0 + i) * j->ld + g * MG_GROUP;
+        fn(w, m->cols, j->act + i0, n, y);
+        if (m->bias) {
+            const int64_t left = m->rows - g * MG_GROUP, rows = left < MG_GROUP ? left : MG_GROUP;
+            for (int i = 0; i < n; i++)
+                for (int64_t r = 0; r < rows; r++) y[i][r] += m->bias[g * MG_GROUP + r];
+        }
+    }
+}
+
+typedef struct { const mg_job *jobs; int n; } job_list;
+
+static void job_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const job_list *l = ctx;
+    int lo = 0, hi = l->n - 1;                   /* the job that holds group `begin` */
+    (void)worker;
+    while (lo < hi) {
+        const int mid = (lo + hi + 1) / 2;
+        if (l->jobs[mid].first <= begin) lo = mid; else hi = mid - 1;
+    }
+    for (int64_t g = begin; g < end; g++) {
+        while (lo + 1 < l->n && l->jobs[lo + 1].first <= g) lo++;
+        one_group(&l->jobs[lo], g - l->jobs[lo].first);
+    }
+}
+
+/* Chunks of about 32 KiB of weights times rows: small products stay on one thread. */
+static void run_jobs(mg_exec *e, int n_jobs) {
+    int64_t total = 0, cost = 1;
+    for (int i = 0; i < n_jobs; i++) {
+        mg_job *j = &e->jobs[i];
+        const int64_t c = (int64_t)mg_group_bytes(j->mat->quant, j->mat->cols) * (j->n < 4 ? 1 : j->n / 4);
+        j->first = (int32_t)total;
+        total += groups_of(j->mat);
+        cost = c > cost ? c : cost;
+    }
+    job_list l = {e->jobs, n_jobs};
+    mg_pool_run(e->pool, job_task, &l, total, cost >= 32768 ? 1 : 32768 / cost);
+}
+
+typedef struct { mg_exec *e; const float *src; int64_t ld, cols; int act; uint8_t *dst; size_t stride; } act_ctx;
+
+static void act_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const act_ctx *a = ctx;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) mg_kernels.act[a->act](a->src + i * a->ld, a->cols, a->dst + i * a->stride);
+}
+
+/* act_ptr[act][0..n) = the rows of src in activation format `act`. An even float row serves as it is. Returns the pointers. */
+static const void **make_act(mg_exec *e, int act, const float *src, int64_t ld, int64_t cols, int64_t n) {
+    const int64_t most = e->max_pairs > e->max_tokens ? e->max_pairs : e->max_tokens;
+    const void **ptr = e->act_ptr + act * most;
+    if (act == MG_ACT_F32 && cols % 2 == 0) {
+        for (int64_t i = 0; i < n; i++) ptr[i] = src + i * ld;
+        return ptr;
+    }
+    act_ctx a = {e, src, ld, cols, act, e->act, mg_act_bytes(act, cols)};
+    for (int64_t i = 0; i < n; i++) ptr[i] = a.dst + i * a.stride;
+    mg_pool_run(e->pool, act_task, &a, n, cols >= 16384 ? 1 : 16384 / cols);
+    return ptr;
+}
+
+/* All mats read the same rows. Mats are run by activation format, so that one scratch serves both. */
+static void linear(mg_exec *e, const mg_mat *mats, float *const *dst, const int64_t *ld, int n_mats, const float *src, int64_t ld_src, int64_t n) {
+    for (int act = MG_ACT_F32; act <= MG_ACT_A8; act++) {
+        int n_jobs = 0;
+        const void **ptr = NULL;
+        for (int i = 0; i < n_mats; i++) {
+            if (act_of(&mats[i]) != act) continue;
+            if (!ptr) ptr = make_act(e, act, src, ld_src, mats[i].cols, n);
+            e->jobs[n_jobs++] = (mg_job){&mats[i], mats[i].w, ptr, dst[i], ld[i], (int32_t)n, 0};
+        }
+        if (n_jobs) run_jobs(e, n_jobs);
+    }
+}
+
+static void op_linear(mg_exec *e, const mg_op *op) {
+    float *dst[3];
+    int64_t ld[3];
+    for (int i = 0; i < op->n_mats; i++) {
+        dst[i] = e->buf[op->mat_dst[i]];
+        ld[i] = e->ld[op->mat_dst[i]];
+    }
+    linear(e, op->mat, dst, ld, op->n_mats, e->buf[op->src], e->ld[op->src], e->n_tokens);
+}
+
+/* --- per-token ops ------------------------------------------------------------------------------------------------------ */
+
+typedef struct { mg_exec *e; const mg_op *op; } op_ctx;
+
+static void embed_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const op_ctx *c = ctx;
+    const mg_mat *m = &c->op->mat[0];
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        float *x = row(c->e, c->op->dst, i);
+        const int64_t id = c->e->token[i];
+        if (m->gather) mg_dequant_row(m->quant, m->w + id * mg_row_bytes(m->quant, m->cols), x, m->cols);
+        else mg_dequant_interleaved_row(m->quant, m->w, id, m->cols, x);
+        if (c->op->scale != 1.0f) mg_ops.scale(x, c->op->scale, m->cols);
+    }
+}
+
+static void norm_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const op_ctx *c = ctx;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++)
+        mg_ops.rmsnorm(row(c->e, c->op->src, i), c->op->norm, c->op->eps, c->op->n, row(c->e, c->op->dst, i));
+}
+
+static void add_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const op_ctx *c = ctx;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        float *y = row(c->e, c->op->src, i);
+        if (c->op->norm) mg_ops.rmsnorm(y, c->op->norm, c->op->eps, c->op->n, y);
+        mg_ops.add(row(c->e, c->op->dst, i), y, c->op->n);
+    }
+}
+
+static void glu_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const op_ctx *c = ctx;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++)
+        mg_ops.glu(c->op->act, row(c->e, c->op->src, i), row(c->e, c->op->src2, i), c->op->n, row(c->e, c->op->dst, i));
+}
+
+/* Serial up to about 16 K floats, then chunks of that size. */
+static void per_token(mg_exec *e, const mg_op *op, mg_task_fn fn, int64_t floats) {
+    op_ctx c = {e, op};
+    mg_pool_run(e->pool, fn, &c, e->n_tokens, floats >= 16384 ? 1 : 16384 / (floats > 0 ? floats : 1));
+}
+
+/* --- attention ---------------------------------------------------------------------------------------------------------- */
+
+static void rope_kv_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const op_ctx *c = ctx;
+    const mg_exec *e = c->e;
+    const mg_attn_layer *l = c->op->attn;
+    const mg_attn *s = &l->shape;
+    const size_t size = s->f32 ? 4 : 2;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        float *q = row(e, c->op->src, i), *k = row(e, c->op->src2, i);
+        const float *v = row(e, c->op->src3, i);
+        const float *cosine = NULL, *sine = NULL;
+        if (l->rope) {
+            int r = 0;
+            while (r + 1 < l->rope->n && e->seq_len[e->seq[i]] > l->rope->limit[r]) r++;
+            cosine = l->rope->cosine[r] + (int64_t)e->pos[i] * l->rope->half;
+            sine = l->rope->sine[r] + (int64_t)e->pos[i] * l->rope->half;
+        }
+        for (int h = 0; h < l->n_head; h++) {
+            if (l->q_norm) mg_ops.rmsnorm(q + h * s->dim, l->q_norm, l->q_eps, s->dim, q + h * s->dim);
+            if (cosine) mg_ops.rope(q + h * s->dim, cosine, sine, l->rope->half, l->rope->interleaved);
+        }
+        const mg_kv *kv = &e->kv[e->seq[i]][l->kv_index];
+        const int64_t slot = e->pos[i] % s->cap;
+        for (int h = 0; h < l->n_kv; h++) {
+            float *kh = k + h * s->dim;
+            if (l->k_norm) mg_ops.rmsnorm(kh, l->k_norm, l->k_eps, s->dim, kh);
+            if (cosine) mg_ops.rope(kh, cosine, sine, l->rope->half, l->rope->interleaved);
+            const int64_t at = (int64_t)h * s->cap * s->dim + slot / 16 * 16 * s->dim + slot % 16;
+            if (s->f32) {
+                float *dst = (float *)kv->k + at;
+                for (int d = 0; d < s->dim; d++) dst[d * 16] = kh[d];
+            } else {
+                uint16_t *dst = (uint16_t *)kv->k + at, half[16];
+                for (int d0 = 0; d0 < s->dim; d0 += 16) {
+                    const int n = s->dim - d0 < 16 ? s->dim - d0 : 16;
+                    mg_ops.store_v(kh + d0, n, 0, half);
+                    for (int d = 0; d < n; d++) dst[(d0 + d) * 16] = half[d];
+                }
+            }
+            mg_ops.store_v(v + h * s->dim, s->dim, s->f32, (char *)kv->v + ((int64_t)h * s->cap + slot) * s->dim_pad * size);
+        }
+    }
+}
+
+/* An attention item: one KV head, one block of tokens of one session, and up to MG_QROWS of their query heads' rows. */
+typedef struct { mg_attn a; const float *q[MG_QROWS]; int32_t pos[MG_QROWS], token[MG_QROWS], head[MG_QROWS]; int n; } attn_item;
+
+typedef struct { mg_exec *e; const mg_op *op; int n_sub, chunks; } attn_ctx;
+
+static void attention_item(const attn_ctx *c, int64_t item, attn_item *it) {
+    const mg_exec *e = c->e;
+    const mg_attn_layer *l = c->op->attn;
+    const int group = l->n_head / l->n_kv, sub = (int)(item % c->n_sub), h_kv = (int)(item / c->n_sub % l->n_kv);
+    const int64_t block = item / c->n_sub / l->n_kv;
+    const int32_t t0 = e->blocks[block], t1 = e->blocks[block + 1];
+    const int g0 = sub * MG_QROWS, g1 = g0 + MG_QROWS < group ? g0 + MG_QROWS : group;
+    const mg_kv *kv = &e->kv[e->seq[t0]][l->kv_index];
+    const size_t size = l->shape.f32 ? 4 : 2;
+    it->a = l->shape;
+    it->a.k = (const char *)kv->k + (int64_t)h_kv * it->a.cap * it->a.dim * size;
+    it->a.v = (const char *)kv->v + (int64_t)h_kv * it->a.cap * it->a.dim_pad * size;
+    it->n = 0;
+    for (int32_t t = t0; t < t1; t++)
+        for (int g = g0; g < g1; g++, it->n++) {
+            it->head[it->n] = h_kv * group + g;
+            it->token[it->n] = t;
+            it->pos[it->n] = e->pos[t];
+            it->q[it->n] = row(e, c->op->src, t) + it->head[it->n] * it->a.dim;
+        }
+}
+
+/* Chunks [first, last) of MG_CHUNK keys that a row block sees. */
+static void chunk_range(const attn_item *it, int32_t *first, int32_t *last) {
+    const int32_t oldest = it->a.window && it->pos[0] >= it->a.window ? it->pos[0] - it->a.window + 1 : 0;
+    *first = oldest / MG_CHUNK;
+    *last = it->pos[it->n - 1] / MG_CHUNK + 1;
+}
+
+static void attention_out(const attn_ctx *c, const attn_item *it, int r, const float *part) {
+    mg_ops.attention_finish(part, it->a.dim, row(c->e, c->op->dst, it->token[r]) + it->head[r] * it->a.dim);
+}
+
+/* Many items: each walks its chunks and folds them as it goes. */
+static void attention_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const attn_ctx *c = ctx;
+    const int64_t stride = MG_PART_HEAD + c->op->attn->shape.dim_pad;
+    float *scratch = c->e->attn_scratch + worker * c->e->attn_scratch_floats, *sum[MG_QROWS], *part[MG_QROWS];
+    attn_item it;
+    for (int r = 0; r < MG_QROWS; r++) {
+        sum[r] = scratch + MG_QROWS * MG_TILE + r * stride;
+        part[r] = sum[r] + MG_QROWS * stride;
+    }
+    for (int64_t item = begin; item < end; item++) {
+        int32_t first, last;
+        attention_item(c, item, &it);
+        chunk_range(&it, &first, &last);
+        mg_ops.attention(&it.a, it.n, it.q, it.pos, first * MG_CHUNK, sum, scratch);
+        for (int32_t k = first + 1; k < last; k++) {
+            mg_ops.attention(&it.a, it.n, it.q, it.pos, k * MG_CHUNK, part, scratch);
+            for (int r = 0; r < it.n; r++) mg_ops.attention_fold(sum[r], part[r], it.a.dim_pad);
+        }
+        for (int r = 0; r < it.n; r++) attention_out(c, &it, r, sum[r]);
+    }
+}
+
+/* Few items over a long context: (item, chunk) pairs run apart, then each item folds its parts in the same order. */
+static void attention_split_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const attn_ctx *c = ctx;
+    const int64_t stride = MG_PART_HEAD + c->op->attn->shape.dim_pad;
+    attn_item it;
+    for (int64_t i = begin; i < end; i++) {
+        const int64_t item = i / c->chunks, k = i % c->chunks;
+        int32_t first, last;
+        float *part[MG_QROWS];
+        attention_item(c, item, &it);
+        chunk_range(&it, &first, &last);
+        if (k < first || k >= last) continue;
+        for (int r = 0; r < it.n; r++) part[r] = c->e->attn_parts + ((item * MG_QROWS + r) * c->chunks + k) * stride;
+        mg_ops.attention(&it.a, it.n, it.q, it.pos, (int32_t)k * MG_CHUNK, part, c->e->attn_scratch + worker * c->e->attn_scratch_floats);
+    }
+}
+
+static void attention_join_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const attn_ctx *c = ctx;
+    const int64_t stride = MG_PART_HEAD + c->op->attn->shape.dim_pad;
+    attn_item it;
+    (void)worker;
+    for (int64_t item = begin; item < end; item++) {
+        int32_t first, last;
+        attention_item(c, item, &it);
+        chunk_range(&it, &first, &last);
+        for (int r = 0; r < it.n; r++) {
+            float *parts = c->e->attn_parts + (item * MG_QROWS + r) * c->chunks * stride;
+            for (int32_t k = first + 1; k < last; k++) mg_ops.attention_fold(parts + first * stride, parts + k * stride, it.a.dim_pad);
+            attention_out(c, &it, r, parts + first * stride);
+        }
+    }
+}
+
+static void op_attention(mg_exec *e, const mg_op *op) {
+    const mg_attn_layer *l = op->attn;
+    const int group = l->n_head / l->n_kv, n_sub = (group + MG_QROWS - 1) / MG_QROWS;
+    const int32_t per_block = group >= MG_QROWS ? 1 : MG_QROWS / group;
+    int32_t n = 0, deepest = 0;
+    for (int32_t t = 0; t < e->n_tokens; t++) {
+        deepest = e->pos[t] > deepest ? e->pos[t] : deepest;
+        if (n == 0 || t - e->blocks[n - 1] >= per_block || e->seq[t] != e->seq[t - 1]) e->blocks[n++] = t;
+    }
+    e->blocks[n] = e->n_tokens;
+    const int64_t items = (int64_t)n * l->n_kv * n_sub;
+    attn_ctx c = {e, op, n_sub, deepest / MG_CHUNK + 1};
+    if (c.chunks > 1 && items * MG_QROWS <= e->max_split_rows) {
+        mg_pool_run(e->pool, attention_split_task, &c, items * c.chunks, 1);
+        mg_pool_run(e->pool, attention_join_task, &c, items, items);
+        return;
+    }
+    const int64_t work = (int64_t)(deepest + 1) * l->shape.dim * group * per_block;
+    mg_pool_run(e->pool, attention_task, &c, items, work >= 65536 ? 1 : 65536 / work);
+}
+
+/* --- experts ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct { mg_exec *e; const mg_moe_layer *l; float *dst; int64_t ld_dst; } moe_ctx;
+
+/* Softmax over all experts, then the top_k largest; ties go to the lowest id. */
+static void choose_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const moe_ctx *c = ctx;
+    const mg_moe_layer *l = c->l;
+    (void)worker;
+    for (int64_t t = begin; t < end; t++) {
+        float *s = c->e->route_logits + t * pad16(l->n_expert);
+        int32_t *idx = c->e->route_idx + t * l->top_k;
+        float *w = c->e->route_w + t * l->top_k, sum = 0;
+        mg_ops.softmax(s, l->n_expert);
+        for (int k = 0; k < l->top_k; k++) {
+            int best = -1;
+            for (int i = 0; i < l->n_expert; i++) {
+                if (best >= 0 && !(s[i] > s[best])) continue;
+                int taken = 0;
+                for (int j = 0; j < k; j++) taken |= idx[j] == i;
+                if (!taken) best = i;
+            }
+            idx[k] = best;
+            w[k] = s[best];
+            sum += w[k];
+        }
+        for (int k = 0; k < l->top_k; k++) w[k] = (l->renormalise ? w[k] / sum : w[k]) * l->scale;
+    }
+}
+
+static void pair_glu_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const moe_ctx *c = ctx;
+    const int64_t ld = pad16(c->l->width);
+    (void)worker;
+    for (int64_t p = begin; p < end; p++)
+        mg_ops.glu(c->l->act, c->e->pair_gate + p * ld, c->e->pair_up + p * ld, c->l->width, c->e->pair_gate + p * ld);
+}
+
+static void combine_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const moe_ctx *c = ctx;
+    const mg_exec *e = c->e;
+    (void)worker;
+    for (int64_t t = begin; t < end; t++) {
+        float *y = c->dst + t * c->ld_dst;
+        memset(y, 0, (size_t)c->l->part[2].rows * 4);
+        for (int k = 0; k < c->l->top_k; k++)
+            mg_ops.axpy(e->route_w[t * c->l->top_k + k], e->pair_out + e->pair_of[t * c->l->top_k + k] * c->ld_dst, y, c->l->part[2].rows);
+    }
+}
+
+/* Sorts (token, rank) pairs by expert: expert_ids (ascending), expert_first, pair_token, and pair_of[token, rank]. */
+static int group_pairs(mg_exec *e, const mg_moe_layer *l) {
+    const int64_t pairs = (int64_t)e->n_tokens * l->top_k;
+    int n = 0;
+    for (int i = 0; i <= l->n_expert; i++) e->expert_first[i] = 0;
+    for (int64_t p = 0; p < pairs; p++) e->expert_first[e->route_idx[p] + 1]++;
+    for (int i = 0; i < l->n_expert; i++) e->expert_first[i + 1] += e->expert_first[i];
+    for (int64_t p = 0; p < pairs; p++) {                    /* first[i] walks to the start of i + 1 */
+        const int32_t at = e->expert_first[e->route_idx[p]]++;
+        e->pair_token[at] = (int32_t)(p / l->top_k);
+        e->pair_of[p] = at;
+    }
+    for (int i = 0, start = 0; i < l->n_expert; i++) {
+        const int end = e->expert_first[i];
+        if (end > start) {
+            e->expert_ids[n] = i;
+            e->expert_first[n++] = start;                    /* n <= i: entries below i are no longer needed */
+        }
+        start = end;
+    }
+    e->expert_first[n] = (int32_t)pairs;
+    return n;
+}
+
+static int op_moe(mg_exec *e, const mg_op *op) {
+    const mg_moe_layer *l = op->moe;
+    const int64_t T = e->n_tokens, pairs = T * l->top_k, ld_pair = pad16(l->width), ld_dst = e->ld[op->dst];
+    moe_ctx c = {e, l, e->buf[op->dst], ld_dst};
+    const int64_t ld_route = pad16(l->n_expert);
+    linear(e, &l->router, &e->route_logits, &ld_route, 1, e->buf[op->src], e->ld[op->src], T);
+    mg_pool_run(e->pool, choose_task, &c, T, 8);
+    if (e->capture_idx) {
+        memcpy(e->capture_idx + l->index * T * l->top_k, e->route_idx, (size_t)pairs * 4);
+        memcpy(e->capture_w + l->index * T * l->top_k, e->route_w, (size_t)pairs * 4);
+    }
+    const int n = group_pairs(e, l);
+    if (e->fetch) {
+        const int status = e->fetch(e->fetch_ctx, l, n, e->expert_ids, e->records);
+        if (status != MG_OK) return status;
+    } else {
+        for (int i = 0; i < n; i++) e->records[i] = l->base + l->stride * l->slot[e->expert_ids[i]];
+    }
+    const int64_t most = e->max_pairs > e->max_tokens ? e->max_pairs : e->max_tokens;
+    for (int act = MG_ACT_F32; act <= MG_ACT_A8; act++) {    /* gate and up, by activation format */
+        int n_jobs = 0;
+        const void **pair_act = e->act_ptr + 2 * most;
+        for (int m = 0; m < 2; m++) {
+            if (act_of(&l->part[m]) != act) continue;
+            if (!n_jobs) {
+                const void **ptr = make_act(e, act, e->buf[op->src], e->ld[op->src], l->part[m].cols, T);
+                for (int64_t p = 0; p < pairs; p++) pair_act[p] = ptr[e->pair_token[p]];
+            }
+            for (int i = 0; i < n; i++) {
+                const int32_t p0 = e->expert_first[i];
+                e->jobs[n_jobs++] = (mg_job){&l->part[m], e->records[i] + l->part_offset[m], pair_act + p0,
+                                             (m ? e->pair_up : e->pair_gate) + p0 * ld_pair, ld_pair, e->expert_first[i + 1] - p0, 0};
+            }
+        }
+        if (n_jobs) run_jobs(e, n_jobs);
+    }
+    mg_pool_run(e->pool, pair_glu_task, &c, pairs, l->width >= 8192 ? 1 : 8192 / l->width);
+    const void **ptr = make_act(e, act_of(&l->part[2]), e->pair_gate, ld_pair, l->width, pairs);
+    for (int i = 0; i < n; i++) {
+        const int32_t p0 = e->expert_first[i];
+        e->jobs[i] = (mg_job){&l->part[2], e->records[i] + l->part_offset[2], ptr + p0, e->pair_out + p0 * ld_dst, ld_dst, e->expert_first[i + 1] - p0, 0};
+    }
+    run_jobs(e, n);
+    mg_pool_run(e->pool, combine_task, &c, T, 4);
+    return MG_OK;
+}
+
+/* --- head and loop ------------------------------------------------------------------------------------------------------ */
+
+/* Only the rows that need logits are normed and multiplied; they are gathered into the first rows of dst. */
+static void op_head(mg_exec *e, const mg_op *op) {
+    if (!e->n_out) return;
+    for (int32_t i = 0; i < e->n_out; i++)
+        mg_ops.rmsnorm(row(e, op->src, e->out_row[i]), op->norm, op->eps, op->n, row(e, op->dst, i));
+    linear(e, op->mat, &e->logits, &e->ld_logits, 1, e->buf[op->dst], e->ld[op->dst], e->n_out);
+    if (op->softcap != 0.0f)
+        for (int32_t i = 0; i < e->n_out; i++) mg_ops.softcap(e->logits + i * e->ld_logits, op->softcap, op->mat[0].rows);
+}
+
+int mg_exec_run(mg_exec *e) {
+    for (int32_t i = 0; i < e->n_ops; i++) {
+        const mg_op *op = &e->ops[i];
+        int status = MG_OK;
+        if (e->cancel && *e->cancel) return MG_E_CANCEL;
+        switch (op->kind) {
+        case MG_OP_EMBED: per_token(e, op, embed_task, op->mat[0].cols); break;
+        case MG_OP_NORM: per_token(e, op, norm_task, op->n); break;
+        case MG_OP_LINEAR: op_linear(e, op); break;
+        case MG_OP_ROPE_KV: per_token(e, op, rope_kv_task, 2 * (op->attn->n_head + op->attn->n_kv) * op->attn->shape.dim); break;
+        case MG_OP_ATTENTION: op_attention(e, op); break;
+        case MG_OP_ADD: per_token(e, op, add_task, op->n); break;
+        case MG_OP_GLU: per_token(e, op, glu_task, op->n); break;
+        case MG_OP_MOE: status = op_moe(e, op); break;
+        case MG_OP_HEAD: op_head(e, op); break;
+        }
+        if (status != MG_OK) return status;
+    }
+    return MG_OK;
+}

@@ -1,0 +1,102 @@
+/* exec.h - one forward pass: a flat list of ops over float buffers, run for T tokens of one or more sessions.
+ *
+ * Everything is allocated by the owner (moegg/engine/forward.pyx) before the first pass; mg_exec_run allocates nothing.
+ * Buffers are [S, ld] floats with ld a multiple of 16; token i of the pass is row i.
+ */
+#ifndef MOEGG_EXEC_H
+#define MOEGG_EXEC_H
+#include "kernels.h"
+#include "ops.h"
+
+typedef struct {
+    const uint8_t *w;        /* interleaved, or row-major when `gather` is set */
+    const float *bias;       /* NULL: none */
+    int32_t quant, rows, cols, gather;
+} mg_mat;
+
+/* Rotary tables of one Rope: regime r serves sequences of at most limit[r] tokens; cosine[r], sine[r]: [ctx, half]. */
+typedef struct {
+    int32_t n, half, interleaved;
+    int64_t limit[2];
+    const float *cosine[2], *sine[2];
+} mg_rope;
+
+typedef struct {
+    int32_t n_head, n_kv, kv_index;             /* kv_index: which of a session's KV entries */
+    mg_attn shape;                              /* k and v are filled per session and head */
+    const float *q_norm, *k_norm;               /* NULL: none; [dim] */
+    float q_eps, k_eps;
+    const mg_rope *rope;                        /* NULL: no rotation */
+} mg_attn_layer;
+
+typedef struct {
+    int32_t layer, index;                       /* decoder layer; which MoE layer (for router capture) */
+    int32_t n_expert, top_k, width, act, renormalise;
+    float scale;
+    mg_mat router;
+    mg_mat part[3];                             /* gate, up, down; w is unset, rows and cols as usual */
+    int64_t part_offset[3];                     /* in a record */
+    const uint8_t *base;                        /* slot 0 */
+    int64_t stride;
+    const int32_t *slot;                        /* expert id -> slot */
+} mg_moe_layer;
+
+enum { MG_OP_EMBED, MG_OP_NORM, MG_OP_LINEAR, MG_OP_ROPE_KV, MG_OP_ATTENTION, MG_OP_ADD, MG_OP_GLU, MG_OP_MOE, MG_OP_HEAD };
+
+typedef struct {
+    int32_t kind, layer;
+    int32_t src, src2, src3, dst;               /* buffer ids */
+    int32_t n_mats, mat_dst[3];
+    mg_mat mat[3];
+    int32_t n, act;                             /* width of norms and adds; GLU activation */
+    const float *norm;                          /* NORM, HEAD: weight; ADD: post norm or NULL */
+    float eps, scale, softcap;                  /* EMBED: scale; HEAD: softcap, 0 = none */
+    const mg_attn_layer *attn;
+    const mg_moe_layer *moe;
+} mg_op;
+
+typedef struct { void *k, *v; } mg_kv;          /* one session, one attention layer */
+
+/* Puts the addresses of `n` expert records (ascending ids) into `records`; MG_OK or MG_E_FETCH. */
+typedef int (*mg_fetch_fn)(void *ctx, const mg_moe_layer *layer, int n, const int32_t *experts, const uint8_t **records);
+
+typedef struct {
+    /* set up once */
+    mg_pool *pool;
+    const mg_op *ops;
+    int32_t n_ops, max_tokens, max_out, max_pairs, max_experts;
+    float **buf;
+    int64_t *ld;
+    uint8_t *act;            /* activation rows of the current product: max_tokens or max_pairs rows */
+    const void **act_ptr;    /* [3][max(max_tokens, max_pairs)]: per format, and per pair */
+    float *attn_scratch;     /* one per worker: tile scores, then 2 * MG_QROWS partial results */
+    int64_t attn_scratch_floats;
+    float *attn_parts;       /* [max_split_rows, chunks of the longest context] partial results of a split context */
+    int32_t max_split_rows;
+    int32_t *blocks;         /* [max_tokens + 1] attention blocks */
+    struct mg_job *jobs;     /* [2 * max_experts + 4] */
+    float *pair_gate, *pair_up, *pair_out;      /* [max_pairs, pad16(width)] x 2, [max_pairs, ld of the residual] */
+    int32_t *pair_token, *pair_of, *expert_ids, *expert_first;   /* [max_pairs] x 2, [max_experts], [max_experts + 1] */
+    const uint8_t **records; /* [max_experts] */
+    float *route_logits;     /* [max_tokens, pad16(max_experts)] */
+    int32_t *route_idx;      /* [max_tokens, top_k] */
+    float *route_w;
+    mg_fetch_fn fetch;       /* NULL: base + slot * stride */
+    void *fetch_ctx;
+    /* per pass */
+    int32_t n_tokens, n_out;
+    const int32_t *token, *pos, *seq;           /* [n_tokens]; seq: index into kv */
+    const mg_kv *const *kv;                     /* [seq][kv_index] */
+    const int64_t *seq_len;                     /* [seq] length of the whole sequence being evaluated: picks the rope regime */
+    const int32_t *out_row;                     /* [n_out] rows that need logits */
+    float *logits;                              /* [n_out, ld_logits] */
+    int64_t ld_logits;
+    int32_t *capture_idx;                       /* NULL, or [n_moe][n_tokens][top_k] router choices and weights */
+    float *capture_w;
+    volatile const int32_t *cancel;             /* NULL, or non-zero: stop before the next op */
+} mg_exec;
+
+size_t mg_job_bytes(void);
+int mg_exec_run(mg_exec *e);                    /* MG_OK, MG_E_CANCEL, MG_E_FETCH */
+
+#endif

@@ -1,0 +1,56 @@
+/* ops.h - the float kernels between the matrix products: norms, rope, attention, activations, softmax.
+ *
+ * One body (ops_body.h) is compiled once per CPU level; all levels give the same bits. No allocation, no threads.
+ * Rows may be read and written up to the next multiple of 16 floats: buffers are padded.
+ */
+#ifndef MOEGG_OPS_H
+#define MOEGG_OPS_H
+#include <stdint.h>
+
+#define MG_TILE 64           /* key positions per attention tile, at absolute positions */
+#define MG_CHUNK 512         /* key positions per partial result, at absolute positions: long contexts split over threads */
+#define MG_PART_HEAD 32      /* floats before the values in a partial result */
+#define MG_QROWS 8           /* query rows that share one pass over a key tile */
+
+enum { MG_SILU = 0, MG_GELU_TANH = 1 };
+
+/* Keys and values of one KV head of one session. K is stored by blocks of 16 positions, [block][dim][16], so that a lane is a
+ * key; V is [position][dim_pad]. cap positions, a multiple of MG_TILE; position p lives at p % cap (a ring for windows). */
+typedef struct {
+    const void *k, *v;       /* f16 bits, or f32 when f32 is set */
+    int32_t cap, dim, dim_pad, f32;
+    int32_t window;          /* 0: all; W: keys p - W < j <= p */
+    float scale, softcap;    /* softcap 0: none */
+} mg_attn;
+
+typedef struct {
+    /* y = x / sqrt(mean(x^2) + eps) * w; y may be x. n floats. */
+    void (*rmsnorm)(const float *x, const float *w, float eps, int64_t n, float *y);
+    /* In place on the first 2 * half floats of a head; cosine and sine: [half]. */
+    void (*rope)(float *x, const float *cosine, const float *sine, int64_t half, int interleaved);
+    /* The part of softmax(q[i] . K * scale) V that comes from keys [begin, begin + MG_CHUNK), for n <= MG_QROWS query rows at
+     * positions pos[i] (ascending, one session). part[i]: 16 lanes of the running sum, the maximum at [16], then dim_pad values
+     * at [MG_PART_HEAD]. scratch: MG_QROWS * MG_TILE floats. */
+    void (*attention)(const mg_attn *a, int n, const float *const *q, const int32_t *pos, int32_t begin, float *const *part, float *scratch);
+    void (*attention_fold)(float *into, const float *part, int64_t dim_pad);      /* adds the next chunk; always in chunk order */
+    void (*attention_finish)(const float *part, int64_t dim, float *out);
+    /* h = act(g) * u, n floats; h may be g. */
+    void (*glu)(int act, const float *g, const float *u, int64_t n, float *h);
+    void (*add)(float *x, const float *y, int64_t n);                              /* x += y */
+    void (*scale)(float *x, float s, int64_t n);
+    void (*axpy)(float w, const float *y, float *x, int64_t n);                    /* x = fma(w, y, x) */
+    void (*softcap)(float *x, float cap, int64_t n);                               /* x = cap * tanh(x / cap) */
+    void (*softmax)(float *x, int64_t n);                                          /* in place; padding must be writable */
+    void (*store_v)(const float *x, int64_t dim, int f32, void *dst);              /* dim_pad values, padding zeroed by the caller */
+} mg_op_table;
+
+extern mg_op_table mg_ops;                      /* the table in force */
+extern const mg_op_table mg_ops_generic;
+#if defined(__x86_64__)
+extern const mg_op_table mg_ops_avx2, mg_ops_avx512;
+#elif defined(__aarch64__)
+extern const mg_op_table mg_ops_neon;
+#endif
+void mg_ops_select(const char *level);
+
+#endif

@@ -1,0 +1,6 @@
+/* ops_avx2.c - the float kernels of ops_body.h at level avx2. */
+#if defined(__x86_64__)
+#define VF_AVX2
+#include "ops_body.h"
+MG_OP_TABLE(mg_ops_avx2);
+#endif

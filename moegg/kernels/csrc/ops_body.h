@@ -1,0 +1,219 @@
+/* ops_body.h - the float kernels, written once over vf.h; each ops_<level>.c includes it and exports one table. */
+#include "ops.h"
+#include "vf.h"
+
+#define TAIL(n) ((n) & ~(int64_t)15)            /* floats in whole vectors */
+
+/* The last n % 16 floats of a row, zero filled. */
+VF_FN vf load_tail(const float *p, int64_t n) {
+    float f[16] = {0};
+    for (int64_t i = 0; i < n; i++) f[i] = p[i];
+    return vf_load(f);
+}
+
+VF_FN void store_tail(float *p, vf a, int64_t n) {
+    float f[16];
+    vf_store(f, a);
+    for (int64_t i = 0; i < n; i++) p[i] = f[i];
+}
+
+/* Runs `expr` over x[0..n), with `a` the vector at i; writes to y. */
+#define MAP(n, x, y, expr)                                                              \
+    do {                                                                                \
+        int64_t i = 0;                                                                  \
+        for (; i < TAIL(n); i += 16) { vf a = vf_load((x) + i); vf_store((y) + i, expr); } \
+        if (i < (n)) { vf a = load_tail((x) + i, (n) - i); store_tail((y) + i, expr, (n) - i); } \
+    } while (0)
+#define LOAD2(p, n) (i < TAIL(n) ? vf_load((p) + i) : load_tail((p) + i, (n) - i))
+
+VF_TARGET static void op_rmsnorm(const float *x, const float *w, float eps, int64_t n, float *y) {
+    vf s = vf_set1(0);
+    int64_t j = 0;
+    for (; j < TAIL(n); j += 16) { vf a = vf_load(x + j); s = vf_fma(a, a, s); }
+    if (j < n) { vf a = load_tail(x + j, n - j); s = vf_fma(a, a, s); }
+    const vf r = vf_set1(1.0f / sqrtf(vf_sum(s) / (float)n + eps));
+    MAP(n, x, y, vf_mul(vf_mul(a, r), LOAD2(w, n)));
+}
+
+VF_TARGET static void op_rope(float *x, const float *cosine, const float *sine, int64_t half, int interleaved) {
+    if (interleaved) {
+        for (int64_t i = 0; i < half; i++) {
+            const float a = x[2 * i], b = x[2 * i + 1];
+            x[2 * i] = a * cosine[i] - b * sine[i];
+            x[2 * i + 1] = b * cosine[i] + a * sine[i];
+        }
+        return;
+    }
+    int64_t i = 0;
+    for (; i < TAIL(half); i += 16) {
+        const vf a = vf_load(x + i), b = vf_load(x + half + i), c = vf_load(cosine + i), s = vf_load(sine + i);
+        vf_store(x + i, vf_sub(vf_mul(a, c), vf_mul(b, s)));
+        vf_store(x + half + i, vf_add(vf_mul(b, c), vf_mul(a, s)));
+    }
+    for (; i < half; i++) {
+        const float a = x[i], b = x[half + i];
+        x[i] = a * cosine[i] - b * sine[i];
+        x[half + i] = b * cosine[i] + a * sine[i];
+    }
+}
+
+VF_TARGET static void op_glu(int act, const float *g, const float *u, int64_t n, float *h) {
+    const vf one = vf_set1(1.0f);
+    if (act == MG_SILU) {
+        MAP(n, g, h, vf_mul(vf_div(a, vf_add(one, vf_exp(vf_sub(vf_set1(0), a)))), LOAD2(u, n)));
+    } else {
+        const vf c0 = vf_set1(0.79788456f), c1 = vf_set1(0.044715f), half = vf_set1(0.5f);
+        MAP(n, g, h, vf_mul(vf_mul(vf_mul(half, a), vf_add(one, vf_tanh(vf_mul(c0, vf_fma(vf_mul(c1, vf_mul(a, a)), a, a))))), LOAD2(u, n)));
+    }
+}
+
+VF_TARGET static void op_add(float *x, const float *y, int64_t n) { MAP(n, x, x, vf_add(a, LOAD2(y, n))); }
+VF_TARGET static void op_scale(float *x, float s, int64_t n) { const vf v = vf_set1(s); MAP(n, x, x, vf_mul(a, v)); }
+VF_TARGET static void op_axpy(float w, const float *y, float *x, int64_t n) { const vf v = vf_set1(w); MAP(n, x, x, vf_fma(v, LOAD2(y, n), a)); }
+VF_TARGET static void op_softcap(float *x, float cap, int64_t n) {
+    const vf c = vf_set1(cap);
+    MAP(n, x, x, vf_mul(c, vf_tanh(vf_div(a, c))));
+}
+
+VF_TARGET static void op_softmax(float *x, int64_t n) {
+    float m = x[0];
+    for (int64_t i = 1; i < n; i++) m = x[i] > m ? x[i] : m;
+    const vf vm = vf_set1(m);
+    MAP(n, x, x, vf_exp(vf_sub(a, vm)));
+    vf s = vf_set1(0);
+    int64_t j = 0;
+    for (; j < TAIL(n); j += 16) s = vf_add(s, vf_load(x + j));
+    if (j < n) s = vf_add(s, load_tail(x + j, n - j));
+    op_scale(x, 1.0f / vf_sum(s), n);
+}
+
+VF_TARGET static void op_store_v(const float *x, int64_t dim, int f32, void *dst) {
+    if (f32) {
+        memcpy(dst, x, (size_t)dim * 4);
+        return;
+    }
+    uint16_t *h = dst, tail[16];
+    int64_t i = 0;
+    for (; i < TAIL(dim); i += 16) vf_storeh(h + i, vf_load(x + i));
+    if (i < dim) {
+        vf_storeh(tail, load_tail(x + i, dim - i));
+        memcpy(h + i, tail, (size_t)(dim - i) * 2);
+    }
+}
+
+/* --- attention ---------------------------------------------------------------------------------------------------------
+ * Online softmax over tiles of MG_TILE keys at absolute positions. Per query row the operations and their order depend only on
+ * its position, so any split of a prompt gives the same bits. Running sum: lane = key position % 16. */
+
+VF_FN float exp1(float x) {
+    float f[16];
+    vf_store(f, vf_exp(vf_set1(x)));
+    return f[0];
+}
+
+VF_FN vf load_kv(const void *p, int64_t at, int f32) { return f32 ? vf_load((const float *)p + at) : vf_loadh((const uint16_t *)p + at); }
+
+/* s[r][0..16) = q[r] . K of one block of 16 keys, for N rows. */
+VF_FN void score_block(const int N, const int f32, const void *k, int64_t at, int64_t dim, const float *const *q, float *s, float scale) {
+    vf acc[MG_QROWS];
+    for (int r = 0; r < N; r++) acc[r] = vf_set1(0);
+    for (int64_t d = 0; d < dim; d++) {
+        const vf kv = load_kv(k, at + d * 16, f32);
+        for (int r = 0; r < N; r++) acc[r] = vf_fma(vf_set1(q[r][d]), kv, acc[r]);
+    }
+    for (int r = 0; r < N; r++) vf_store(s + r * MG_TILE, vf_mul(acc[r], vf_set1(scale)));
+}
+
+/* o[r][od..od+16) += sum over j in [lo, hi) of p[r][j] * V[j], for N rows. */
+VF_FN void value_block(const int N, const int f32, const void *v, int64_t at, int64_t ldv, int lo, int hi, const float *p, float *const *o, int64_t od) {
+    vf acc[MG_QROWS];
+    for (int r = 0; r < N; r++) acc[r] = vf_load(o[r] + od);
+    for (int j = lo; j < hi; j++) {
+        const vf vv = load_kv(v, at + j * ldv, f32);
+        for (int r = 0; r < N; r++) acc[r] = vf_fma(vf_set1(p[r * MG_TILE + j]), vv, acc[r]);
+    }
+    for (int r = 0; r < N; r++) vf_store(o[r] + od, acc[r]);
+}
+
+VF_FN void attention_rows(const int N, const int f32, const mg_attn *a, const float *const *q, const int32_t *pos, int32_t begin,
+                          float *const *part, float *s) {
+    float m[MG_QROWS];
+    vf l[MG_QROWS];
+    int32_t first = pos[N - 1], last = pos[N - 1] < begin + MG_CHUNK ? pos[N - 1] : begin + MG_CHUNK - 1;
+    for (int r = 0; r < N; r++) {                        /* first: the oldest key of this chunk that any row sees */
+        const int32_t lo = a->window && pos[r] >= a->window ? pos[r] - a->window + 1 : 0;
+        first = lo < first ? lo : first;
+        m[r] = -INFINITY;
+        l[r] = vf_set1(0);
+        memset(part[r] + MG_PART_HEAD, 0, (size_t)a->dim_pad * 4);
+    }
+    if (first < begin) first = begin;
+    for (int32_t t0 = first / MG_TILE * MG_TILE; t0 <= last; t0 += MG_TILE) {
+        const int32_t slot = t0 % a->cap;
+        const int end = last - t0 + 1 < MG_TILE ? last - t0 + 1 : MG_TILE, start = first > t0 ? first - t0 : 0;
+        for (int b = start & ~15; b < end; b += 16)
+            score_block(N, f32, a->k, (int64_t)(slot + b) * a->dim, a->dim, q, s + b, a->scale);
+        for (int r = 0; r < N; r++) {
+            float *p = s + r * MG_TILE;
+            const int lo = a->window && pos[r] - a->window + 1 > t0 ? pos[r] - a->window + 1 - t0 : 0;
+            const int hi = pos[r] - t0 + 1 < end ? pos[r] - t0 + 1 : end;
+            if (lo >= hi) {                              /* this row sees nothing of this tile */
+                memset(p, 0, MG_TILE * 4);
+                continue;
+            }
+            if (a->softcap != 0.0f) op_softcap(p + lo, a->softcap, hi - lo);
+            float top = m[r];
+            for (int j = lo; j < hi; j++) top = p[j] > top ? p[j] : top;
+            for (int j = 0; j < lo; j++) p[j] = 0;
+            for (int j = hi; j < MG_TILE; j++) p[j] = 0;
+            if (top != m[r]) {                           /* earlier tiles were scaled by a smaller maximum */
+                const float c = m[r] == -INFINITY ? 0.0f : exp1(m[r] - top);
+                l[r] = vf_mul(l[r], vf_set1(c));
+                op_scale(part[r] + MG_PART_HEAD, c, a->dim_pad);
+                m[r] = top;
+            }
+            const vf vm = vf_set1(top);
+            for (int b = lo & ~15; b < hi; b += 16) {
+                vf_store(p + b, vf_exp(vf_sub(vf_load(p + b), vm)));
+                for (int j = b; j < lo; j++) p[j] = 0;
+                for (int j = hi > b ? hi : b; j < b + 16; j++) p[j] = 0;
+                l[r] = vf_add(l[r], vf_load(p + b));
+            }
+        }
+        for (int64_t d = 0; d < a->dim_pad; d += 16)
+            value_block(N, f32, a->v, (int64_t)slot * a->dim_pad + d, a->dim_pad, start, end, s, part, MG_PART_HEAD + d);
+    }
+    for (int r = 0; r < N; r++) {
+        vf_store(part[r], l[r]);
+        part[r][16] = m[r];
+    }
+}
+
+VF_TARGET static void op_attention(const mg_attn *a, int n, const float *const *q, const int32_t *pos, int32_t begin, float *const *part, float *scratch) {
+#define ROWS(N) case N: if (a->f32) attention_rows(N, 1, a, q, pos, begin, part, scratch); else attention_rows(N, 0, a, q, pos, begin, part, scratch); break
+    switch (n) { ROWS(1); ROWS(2); ROWS(3); ROWS(4); ROWS(5); ROWS(6); ROWS(7); ROWS(8); }
+#undef ROWS
+}
+
+VF_TARGET static void op_attention_fold(float *into, const float *part, int64_t dim_pad) {
+    const size_t bytes = (size_t)(MG_PART_HEAD + dim_pad) * 4;
+    if (part[16] == -INFINITY) return;                   /* the row sees nothing of that chunk */
+    if (into[16] == -INFINITY) {
+        memcpy(into, part, bytes);
+        return;
+    }
+    const float top = part[16] > into[16] ? part[16] : into[16];
+    const vf ca = vf_set1(exp1(into[16] - top)), cb = vf_set1(exp1(part[16] - top));
+    vf_store(into, vf_fma(vf_load(part), cb, vf_mul(vf_load(into), ca)));
+    into[16] = top;
+    for (int64_t d = MG_PART_HEAD; d < MG_PART_HEAD + dim_pad; d += 16)
+        vf_store(into + d, vf_fma(vf_load(part + d), cb, vf_mul(vf_load(into + d), ca)));
+}
+
+VF_TARGET static void op_attention_finish(const float *part, int64_t dim, float *out) {
+    const float inv = 1.0f / vf_sum(vf_load(part));
+    for (int64_t d = 0; d < dim; d++) out[d] = part[MG_PART_HEAD + d] * inv;
+}
+
+#define MG_OP_TABLE(name) \
+    const mg_op_table name = {op_rmsnorm, op_rope, op_attention, op_attention_fold, op_attention_finish, op_glu, op_add, op_scale, op_axpy, op_softcap, op_softmax, op_store_v}

@@ -1,0 +1,6 @@
+/* ops_neon.c - the float kernels of ops_body.h at level neon. */
+#if defined(__aarch64__)
+#define VF_NEON
+#include "ops_body.h"
+MG_OP_TABLE(mg_ops_neon);
+#endif

@@ -1,0 +1,375 @@
+/* quantize.c - row-major rows to and from float: the values of each format, plain rounding, and the better scale searches.
+ *
+ * Values and plain rounding (f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1) equal ggml's reference bit for bit, in the order of
+ * operations of its gguf package (gguf-py quants.py). The searches follow the idea of ggml's make_qx_quants and make_qkx2_quants
+ * (try nearby scales, solve weighted least squares for each) and are written anew; k-quants always search. Values of no meaning
+ * (NaN, infinity) give defined but useless codes: callers refuse them.
+ */
+#include "fp16.h"
+#include "kernels.h"
+#include "quants.h"
+
+static float clamp(float v, float lo, float hi) { v = v > lo ? v : lo; return v < hi ? v : hi; }       /* NaN: lo */
+static float nearest(float v) { return v + 12582912.0f - 12582912.0f; }           /* to even; |v| below 2^22 */
+static float to_f16(float v) { return mg_f16_to_f32(mg_f32_to_f16(v)); }
+static float inverse(float d) { return d ? 1 / d : 0; }
+
+/* The element of largest magnitude, sign kept; the first of equals. */
+static float extreme(const float *x, int n) {
+    float best = fabsf(x[0]), top = x[0];
+    for (int i = 1; i < n; i++)
+        if (fabsf(x[i]) > best) best = fabsf(x[i]), top = x[i];
+    return top;
+}
+
+static void range(const float *x, int n, float *lo, float *hi) {
+    *lo = *hi = x[0];
+    for (int i = 1; i < n; i++) {
+        if (x[i] < *lo) *lo = x[i];
+        if (x[i] > *hi) *hi = x[i];
+    }
+}
+
+/* --- floats ------------------------------------------------------------------------------------------------------------- */
+
+static void dequant_f32(const mg_f32 *b, float *x, int64_t n) { memcpy(x, b, (size_t)n * 4); }
+static void quant_f32(const float *x, mg_f32 *b, int64_t n, int search) { memcpy(b, x, (size_t)n * 4); }
+static void dequant_f16(const mg_f16 *b, float *x, int64_t n) { for (int64_t i = 0; i < n; i++) x[i] = mg_f16_to_f32(b[i]); }
+static void quant_f16(const float *x, mg_f16 *b, int64_t n, int search) { for (int64_t i = 0; i < n; i++) b[i] = mg_f32_to_f16(x[i]); }
+static void dequant_bf16(const mg_bf16 *b, float *x, int64_t n) { for (int64_t i = 0; i < n; i++) x[i] = mg_bf16_to_f32(b[i]); }
+static void quant_bf16(const float *x, mg_bf16 *b, int64_t n, int search) { for (int64_t i = 0; i < n; i++) b[i] = mg_f32_to_bf16(x[i]); }
+
+/* --- searches ----------------------------------------------------------------------------------------------------------- */
+
+/* Sum of n = 16 or 32 terms as a tree of halves, which the compiler turns into vectors; spoils s. */
+static float total(float *s, int n) {
+    for (int h = n / 2; h; h /= 2)
+        for (int i = 0; i < h; i++) s[i] += s[i + h];
+    return s[0];
+}
+
+/* Weights of the error: a large element matters more, a small one still matters. */
+static void weigh(const float *restrict x, int n, float *restrict w) {
+    for (int i = 0; i < n; i++) w[i] = x[i] * x[i];
+    const float rms = sqrtf(total(w, n) / n);
+    for (int i = 0; i < n; i++) w[i] = rms + fabsf(x[i]);
+}
+
+/* Sum of w (x - d q - m)^2 with the nearest codes q in lo..hi, which are left in q. */
+static float encode(const float *restrict x, const float *restrict w, int n, float d, float m, float lo, float hi, float *restrict q) {
+    const float inv = inverse(d);
+    float s[32];
+    for (int i = 0; i < n; i++) {
+        q[i] = nearest(clamp((x[i] - m) * inv, lo, hi));
+        const float e = x[i] - d * q[i] - m;
+        s[i] = w[i] * e * e;
+    }
+    return total(s, n);
+}
+
+/* The d of x ~ d * q, q in lo..hi (lo < 0): the extreme element is put near lo or near hi, and of all tries the one whose least
+ * squares d takes most off the error, (sum w x q)^2 / sum w q^2, wins. */
+static float fit_scale(const float *restrict x, const float *restrict w, int n, float lo, float hi) {
+    const float top = extreme(x, n);
+    float best = 0, d = 0;
+    if (!(fabsf(top) < 0x1p+127f) || top == 0) return 0;
+    for (int k = -9; k <= 9; k++)
+        for (int side = 0; side < 2; side++) {
+            const float inv = ((side ? hi : lo) + 0.1f * k) / top;
+            float xq[32], qq[32];
+            for (int i = 0; i < n; i++) {
+                const float q = nearest(clamp(x[i] * inv, lo, hi)), wq = w[i] * q;
+                xq[i] = wq * x[i];
+                qq[i] = wq * q;
+            }
+            const float XQ = total(xq, n), QQ = total(qq, n);
+            if (XQ * XQ > best * QQ) best = XQ * XQ / QQ, d = XQ / QQ;
+        }
+    return d;
+}
+
+/* Weighted least squares d and m for codes q: false if there is no sensible answer. */
+static int solve(const float *restrict x, const float *restrict w, int n, const float *restrict q, float W, float X, int below,
+                 float *d, float *m) {
+    float q1[32], q2[32], xq[32];
+    for (int i = 0; i < n; i++) {
+        q1[i] = w[i] * q[i];
+        q2[i] = q1[i] * q[i];
+        xq[i] = q1[i] * x[i];
+    }
+    const float Q1 = total(q1, n), Q2 = total(q2, n), XQ = total(xq, n), det = W * Q2 - Q1 * Q1;
+    if (!(det > 0)) return 0;
+    *d = (W * XQ - X * Q1) / det;
+    *m = (Q2 * X - Q1 * XQ) / det;
+    if (below && *m > 0) *m = 0, *d = XQ / Q2;
+    return *d > 0;
+}
+
+/* d and m of x ~ d * q + m, q in 0..top; `below`: m must not be above zero. Tries steps around the plain one, and the plain one. */
+static void fit_affine(const float *restrict x, const float *restrict w, int n, float top, int below, float *d_out, float *m_out) {
+    float lo, hi, q[32], s[32], t[32];
+    range(x, n, &lo, &hi);
+    if (below && lo > 0) lo = 0;
+    *d_out = 0;
+    *m_out = lo;
+    if (!(hi - lo > 0)) return;
+    for (int i = 0; i < n; i++) s[i] = w[i], t[i] = w[i] * x[i];
+    const float W = total(s, n), X = total(t, n);
+    *d_out = (hi - lo) / top;
+    float best = encode(x, w, n, *d_out, lo, 0, top, q);
+    for (int k = -10; k <= 10; k++) {
+        float d = (hi - lo) / (top + 0.1f * k), m = lo;
+        encode(x, w, n, d, m, 0, top, q);
+        if (!solve(x, w, n, q, W, X, below, &d, &m)) continue;
+        const float err = encode(x, w, n, d, m, 0, top, q);
+        if (err < best) best = err, *d_out = d, *m_out = m;
+    }
+}
+
+/* --- blocks of 32 ------------------------------------------------------------------------------------------------------- */
+
+static void pack_nibbles(const uint8_t *q, uint8_t *qs) { for (int i = 0; i < 16; i++) qs[i] = (uint8_t)((q[i] & 15) | q[i + 16] << 4); }
+static void pack_fifth(const uint8_t *q, uint8_t *qh) {
+    uint32_t h = 0;
+    for (int i = 0; i < 32; i++) h |= (uint32_t)(q[i] >> 4) << i;
+    memcpy(qh, &h, 4);
+}
+static int nibble(const uint8_t *qs, int i) { return i < 16 ? qs[i] & 15 : qs[i - 16] >> 4; }
+static int five(const uint8_t *qs, const uint8_t *qh, int i) { return nibble(qs, i) | (int)(mg_ld32(qh) >> i & 1) << 4; }
+
+/* One symmetric block: scale and codes 0..2*half-1. Plain: the extreme element becomes code 0. */
+static mg_f16 symmetric(const float *x, int half, int search, uint8_t *q) {
+    float d = extreme(x, 32) / -half;
+    const float inv = inverse(d);
+    for (int i = 0; i < 32; i++) q[i] = (uint8_t)clamp(x[i] * inv + (half + 0.5f), 0, 2 * half - 1);
+    if (search) {
+        float w[32], plain[32], best[32];
+        weigh(x, 32, w);
+        const float fit = to_f16(fit_scale(x, w, 32, -half, half - 1));
+        if (fit && encode(x, w, 32, fit, 0, -half, half - 1, best) < encode(x, w, 32, to_f16(d), 0, -half, half - 1, plain)) d = fit;
+        else memcpy(best, plain, sizeof best);
+        for (int i = 0; i < 32; i++) q[i] = (uint8_t)(best[i] + half);
+    }
+    return mg_f32_to_f16(d);
+}
+
+/* One affine block: scale, minimum and codes 0..top. */
+static mg_f16 affine(const float *x, int top, int search, mg_f16 *m_out, uint8_t *q) {
+    float lo, hi;
+    range(x, 32, &lo, &hi);
+    float d = (hi - lo) / top;
+    const float inv = inverse(d);
+    for (int i = 0; i < 32; i++) q[i] = (uint8_t)clamp((x[i] - lo) * inv + 0.5f, 0, top);
+    if (search) {
+        float w[32], plain[32], best[32], fit, m;
+        weigh(x, 32, w);
+        fit_affine(x, w, 32, top, 0, &fit, &m);
+        fit = to_f16(fit), m = to_f16(m);
+        if (encode(x, w, 32, fit, m, 0, top, best) < encode(x, w, 32, to_f16(d), to_f16(lo), 0, top, plain)) d = fit, lo = m;
+        else memcpy(best, plain, sizeof best);
+        for (int i = 0; i < 32; i++) q[i] = (uint8_t)best[i];
+    }
+    *m_out = mg_f32_to_f16(lo);
+    return mg_f32_to_f16(d);
+}
+
+#define QUANT(name) static void quant_##name(const float *x, mg_##name *b, int64_t n, int search)
+#define DEQUANT(name) static void dequant_##name(const mg_##name *b, float *x, int64_t n)
+
+QUANT(q4_0) {
+    for (uint8_t q[32]; n > 0; n--, b++, x += 32) {
+        b->d = symmetric(x, 8, search, q);
+        pack_nibbles(q, b->qs);
+    }
+}
+DEQUANT(q4_0) {
+    for (; n > 0; n--, b++)
+        for (int i = 0; i < 32; i++) *x++ = mg_f16_to_f32(b->d) * (nibble(b->qs, i) - 8);
+}
+
+QUANT(q4_1) {
+    for (uint8_t q[32]; n > 0; n--, b++, x += 32) {
+        b->d = affine(x, 15, search, &b->m, q);
+        pack_nibbles(q, b->qs);
+    }
+}
+DEQUANT(q4_1) {
+    for (; n > 0; n--, b++)
+        for (int i = 0; i < 32; i++) *x++ = mg_f16_to_f32(b->d) * nibble(b->qs, i) + mg_f16_to_f32(b->m);
+}
+
+QUANT(q5_0) {
+    for (uint8_t q[32]; n > 0; n--, b++, x += 32) {
+        b->d = symmetric(x, 16, search, q);
+        pack_nibbles(q, b->qs);
+        pack_fifth(q, b->qh);
+    }
+}
+DEQUANT(q5_0) {
+    for (; n > 0; n--, b++)
+        for (int i = 0; i < 32; i++) *x++ = mg_f16_to_f32(b->d) * (five(b->qs, b->qh, i) - 16);
+}
+
+QUANT(q5_1) {
+    for (uint8_t q[32]; n > 0; n--, b++, x += 32) {
+        b->d = affine(x, 31, search, &b->m, q);
+        pack_nibbles(q, b->qs);
+        pack_fifth(q, b->qh);
+    }
+}
+DEQUANT(q5_1) {
+    for (; n > 0; n--, b++)
+        for (int i = 0; i < 32; i++) *x++ = mg_f16_to_f32(b->d) * five(b->qs, b->qh, i) + mg_f16_to_f32(b->m);
+}
+
+/* Rounds halves away from zero, as ggml does here. */
+QUANT(q8_0) {
+    for (; n > 0; n--, b++, x += 32) {
+        const float d = fabsf(extreme(x, 32)) / 127, inv = inverse(d);
+        b->d = mg_f32_to_f16(d);
+        for (int i = 0; i < 32; i++) {
+            const float v = clamp(x[i] * inv, -127, 127), whole = (float)(int)v;
+            b->qs[i] = (int8_t)(whole + (v - whole >= 0.5f) - (v - whole <= -0.5f));
+        }
+    }
+}
+DEQUANT(q8_0) {
+    for (; n > 0; n--, b++)
+        for (int i = 0; i < 32; i++) *x++ = b->qs[i] * mg_f16_to_f32(b->d);
+}
+
+/* --- super-blocks of 256 ------------------------------------------------------------------------------------------------ */
+
+/* 6-bit scale and minimum of sub-block j in 12 bytes: four low halves, four low halves of minima, then the rest. */
+static void get_scale_min(const uint8_t *s, int j, int *sc, int *m) {
+    *sc = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
+    *m = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
+}
+static void set_scale_min(uint8_t *s, const int *sc, const int *m) {
+    for (int j = 0; j < 4; j++) {
+        s[j] = (uint8_t)(sc[j] | sc[j + 4] >> 4 << 6);
+        s[j + 4] = (uint8_t)(m[j] | m[j + 4] >> 4 << 6);
+        s[j + 8] = (uint8_t)((sc[j + 4] & 15) | (m[j + 4] & 15) << 4);
+    }
+}
+
+/* One affine super-block. The scales are rounded together; then each sub-block tries the neighbours of its rounded pair. */
+static void affine_k(const float *x, int top, mg_f16 *d_out, mg_f16 *dmin_out, uint8_t *scales, uint8_t *codes) {
+    float w[256], d[8], m[8], d_max = 0, m_max = 0, q[32];
+    int sc[8], mn[8];
+    for (int j = 0; j < 8; j++) {
+        weigh(x + 32 * j, 32, w + 32 * j);
+        fit_affine(x + 32 * j, w + 32 * j, 32, top, 1, &d[j], &m[j]);
+        d_max = d[j] > d_max ? d[j] : d_max;
+        m_max = -m[j] > m_max ? -m[j] : m_max;
+    }
+    *d_out = mg_f32_to_f16(d_max / 63);
+    *dmin_out = mg_f32_to_f16(m_max / 63);
+    const float du = mg_f16_to_f32(*d_out), mu = mg_f16_to_f32(*dmin_out);
+    for (int j = 0; j < 8; j++) {
+        const int s0 = (int)nearest(clamp(d[j] * inverse(du), 0, 63)), m0 = (int)nearest(clamp(-m[j] * inverse(mu), 0, 63));
+        float best = -1;
+        for (int s = s0 > 0 ? s0 - 1 : 0; s <= s0 + 1 && s <= 63; s++)
+            for (int k = m0 > 0 ? m0 - 1 : 0; k <= m0 + 1 && k <= 63; k++) {
+                const float err = encode(x + 32 * j, w + 32 * j, 32, du * s, -(mu * k), 0, top, q);
+                if (best >= 0 && !(err < best)) continue;
+                best = err, sc[j] = s, mn[j] = k;
+                for (int i = 0; i < 32; i++) codes[32 * j + i] = (uint8_t)q[i];
+            }
+    }
+    set_scale_min(scales, sc, mn);
+}
+
+/* Sub-blocks 2p and 2p + 1 share 32 bytes, low and high nibbles. */
+static void pack_halves(const uint8_t *q, uint8_t *qs) {
+    for (int i = 0; i < 128; i++) qs[i] = (uint8_t)((q[i / 32 * 64 + i % 32] & 15) | q[i / 32 * 64 + 32 + i % 32] << 4);
+}
+
+QUANT(q4_k) {
+    for (uint8_t q[256]; n > 0; n--, b++, x += 256) {
+        affine_k(x, 15, &b->d, &b->dmin, b->scales, q);
+        pack_halves(q, b->qs);
+    }
+}
+DEQUANT(q4_k) {
+    for (; n > 0; n--, b++)
+        for (int j = 0, sc, m; j < 8; j++) {
+            get_scale_min(b->scales, j, &sc, &m);
+            const float d = mg_f16_to_f32(b->d) * sc, dm = mg_f16_to_f32(b->dmin) * m;
+            for (int i = 0; i < 32; i++) *x++ = d * (b->qs[j / 2 * 32 + i] >> j % 2 * 4 & 15) - dm;
+        }
+}
+
+QUANT(q5_k) {
+    for (uint8_t q[256]; n > 0; n--, b++, x += 256) {
+        affine_k(x, 31, &b->d, &b->dmin, b->scales, q);
+        pack_halves(q, b->qs);
+        memset(b->qh, 0, sizeof b->qh);
+        for (int i = 0; i < 256; i++) b->qh[i % 32] |= (uint8_t)(q[i] >> 4 << i / 32);
+    }
+}
+DEQUANT(q5_k) {
+    for (; n > 0; n--, b++)
+        for (int j = 0, sc, m; j < 8; j++) {
+            get_scale_min(b->scales, j, &sc, &m);
+            const float d = mg_f16_to_f32(b->d) * sc, dm = mg_f16_to_f32(b->dmin) * m;
+            for (int i = 0; i < 32; i++) *x++ = d * ((b->qs[j / 2 * 32 + i] >> j % 2 * 4 & 15) | (b->qh[i] >> j & 1) << 4) - dm;
+        }
+}
+
+/* Element e = 128 h + 32 k + i: nibble k / 2 of ql[64 h + 32 (k % 2) + i], bits 2k of qh[32 h + i]. */
+QUANT(q6_k) {
+    for (; n > 0; n--, b++, x += 256) {
+        float w[256], d[16], q[16], top = 0;
+        for (int j = 0; j < 16; j++) {
+            weigh(x + 16 * j, 16, w + 16 * j);
+            d[j] = fit_scale(x + 16 * j, w + 16 * j, 16, -32, 31);
+            top = fabsf(d[j]) > fabsf(top) ? d[j] : top;
+        }
+        memset(b, 0, sizeof *b);
+        b->d = mg_f32_to_f16(top / -128);
+        const float du = mg_f16_to_f32(b->d);
+        for (int j = 0; j < 16; j++) {
+            const int s0 = (int)nearest(clamp(d[j] * inverse(du), -128, 127));
+            float best = -1, codes[16] = {0};
+            for (int s = s0 > -128 ? s0 - 1 : -128; s <= s0 + 1 && s <= 127; s++) {
+                const float err = encode(x + 16 * j, w + 16 * j, 16, du * s, 0, -32, 31, q);
+                if (best >= 0 && !(err < best)) continue;
+                best = err, b->scales[j] = (int8_t)s;
+                memcpy(codes, q, sizeof codes);
+            }
+            for (int i = 0; i < 16; i++) {
+                const int e = 16 * j + i, h = e / 128, k = e / 32 % 4, c = (int)codes[i] + 32;
+                b->ql[64 * h + 32 * (k % 2) + e % 32] |= (uint8_t)((c & 15) << k / 2 * 4);
+                b->qh[32 * h + e % 32] |= (uint8_t)(c >> 4 << 2 * k);
+            }
+        }
+    }
+}
+DEQUANT(q6_k) {
+    for (; n > 0; n--, b++)
+        for (int e = 0; e < 256; e++) {
+            const int h = e / 128, k = e / 32 % 4, i = e % 32;
+            const int q = (b->ql[64 * h + 32 * (k % 2) + i] >> k / 2 * 4 & 15) | (b->qh[32 * h + i] >> 2 * k & 3) << 4;
+            *x++ = mg_f16_to_f32(b->d) * b->scales[e / 16] * (q - 32);
+        }
+}
+
+/* --- by id -------------------------------------------------------------------------------------------------------------- */
+
+void mg_dequant_row(int quant, const void *src, float *dst, int64_t cols) {
+    switch (quant) {
+#define Q(id, name, elems, bytes, act, units) case id: dequant_##name(src, dst, cols / elems); break;
+#include "quants.def"
+#undef Q
+    }
+}
+
+int mg_quant_row(int quant, const float *src, void *dst, int64_t cols, int search) {
+    switch (quant) {
+#define Q(id, name, elems, bytes, act, units) case id: quant_##name(src, dst, cols / elems, search); return MG_OK;
+#include "quants.def"
+#undef Q
+    }
+    return MG_E_QUANT;
+}

@@ -1,0 +1,21 @@
+/* quants.h - one row-major block of each format as a struct; names, fields and bits are ggml's (ggml-common.h). */
+#ifndef MOEGG_QUANTS_H
+#define MOEGG_QUANTS_H
+#include <stdint.h>
+
+typedef float mg_f32;
+typedef uint16_t mg_f16, mg_bf16;
+typedef struct { mg_f16 d; uint8_t qs[16]; } mg_q4_0;                       /* d * (q - 8); low nibbles first 16 elements */
+typedef struct { mg_f16 d, m; uint8_t qs[16]; } mg_q4_1;                    /* d * q + m */
+typedef struct { mg_f16 d; uint8_t qh[4], qs[16]; } mg_q5_0;                /* bit i of qh is bit 4 of element i */
+typedef struct { mg_f16 d, m; uint8_t qh[4], qs[16]; } mg_q5_1;
+typedef struct { mg_f16 d; int8_t qs[32]; } mg_q8_0;
+typedef struct { mg_f16 d, dmin; uint8_t scales[12], qs[128]; } mg_q4_k;    /* 8 x 32: d * sc * q - dmin * m */
+typedef struct { mg_f16 d, dmin; uint8_t scales[12], qh[32], qs[128]; } mg_q5_k;
+typedef struct { uint8_t ql[128], qh[64]; int8_t scales[16]; mg_f16 d; } mg_q6_k;   /* 16 x 16: d * sc * (q - 32) */
+
+#define Q(id, name, elems, bytes, act, units) _Static_assert(sizeof(mg_##name) == bytes, #name);
+#include "quants.def"
+#undef Q
+
+#endif

@@ -1,0 +1,192 @@
+/* vec_arm.c - primitives for AArch64: four vectors of 4 rows per group; the dot product is smlal (neon) or sdot (dotprod).
+ *
+ * i8mm has no kernels of its own yet: its smmla wants 8 bytes of one row side by side, two vectors zipped at load, and whether that
+ * wins over sdot is to be measured; its table is empty, so the level below serves.
+ */
+#if defined(__aarch64__)
+#include <arm_neon.h>
+
+#include "fp16.h"
+#include "kernels.h"
+
+#define OP static inline __attribute__((always_inline))
+#define LANES 4
+#define TILE_MAX 4
+typedef int32x4_t iv;
+typedef float32x4_t fv;
+
+OP uint8x16_t u8(iv v) { return vreinterpretq_u8_s32(v); }
+OP int8x16_t s8(iv v) { return vreinterpretq_s8_s32(v); }
+OP iv from_u8(uint8x16_t v) { return vreinterpretq_s32_u8(v); }
+
+OP iv ld(const void *p) { return from_u8(vld1q_u8(p)); }
+OP iv bci(const void *p) { return vdupq_n_s32((int32_t)mg_ld32(p)); }
+OP fv bcf(const float *p) { return vld1q_dup_f32(p); }
+OP fv halves(const void *p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+OP void st(float *p, fv v) { vst1q_f32(p, v); }
+OP iv izero(void) { return vdupq_n_s32(0); }
+OP fv zero(void) { return vdupq_n_f32(0); }
+OP iv lo4(iv v) { return from_u8(vandq_u8(u8(v), vdupq_n_u8(15))); }
+OP iv hi4(iv v) { return from_u8(vshrq_n_u8(u8(v), 4)); }
+OP iv merge(iv c, iv v, const int shift, const int mask) {
+    return from_u8(vorrq_u8(u8(c), vandq_u8(vshlq_u8(u8(v), vdupq_n_s8((int8_t)shift)), vdupq_n_u8((uint8_t)mask))));
+}
+OP iv fifth(iv c, iv h, const int i) {
+    static const uint8_t first[16] = {0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12};
+    uint8x16_t spread = vqtbl1q_u8(u8(h), vaddq_u8(vld1q_u8(first), vdupq_n_u8((uint8_t)(i / 2))));
+    uint8x16_t set = vtstq_u8(spread, vreinterpretq_u8_u32(vdupq_n_u32(i % 2 ? 0x80402010 : 0x08040201)));
+    return from_u8(vorrq_u8(u8(c), vandq_u8(set, vdupq_n_u8(16))));
+}
+OP iv byte_at(iv v, const int k) { return vandq_s32(vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(v), vdupq_n_s32(-8 * k))), vdupq_n_s32(255)); }
+OP iv sbyte_at(iv v, const int k) { return vshrq_n_s32(vshlq_s32(v, vdupq_n_s32(24 - 8 * k)), 24); }
+OP iv addi(iv a, iv b) { return vaddq_s32(a, b); }
+OP iv subi(iv a, iv b) { return vsubq_s32(a, b); }
+OP iv muli(iv a, iv b) { return vmulq_s32(a, b); }
+OP iv shl(iv a, const int n) { return vshlq_s32(a, vdupq_n_s32(n)); }
+OP fv cvt(iv a) { return vcvtq_f32_s32(a); }
+OP fv asf(iv a) { return vreinterpretq_f32_s32(a); }
+OP fv add(fv a, fv b) { return vaddq_f32(a, b); }
+OP fv mul(fv a, fv b) { return vmulq_f32(a, b); }
+OP fv madd(fv a, fv b, fv c) { return vfmaq_f32(c, a, b); }
+OP fv nmadd(fv a, fv b, fv c) { return vfmsq_f32(c, a, b); }
+OP fv lo16f(iv v) { return vcvt_f32_f16(vreinterpret_f16_s16(vmovn_s32(v))); }
+OP fv hi16f(iv v) { return vcvt_f32_f16(vreinterpret_f16_s16(vshrn_n_s32(v, 16))); }
+OP fv lo16b(iv v) { return asf(vshlq_n_s32(v, 16)); }
+OP fv hi16b(iv v) { return asf(vandq_s32(v, vdupq_n_s32((int32_t)0xffff0000))); }
+
+/* q6_k: both halves less 32 * s, times their scales. */
+OP iv scaled_halves(iv lo, iv hi, iv sc, const int k, const mg_a8 *x) {
+    lo = vsubq_s32(lo, vdupq_n_s32(32 * x->half[0]));
+    hi = vsubq_s32(hi, vdupq_n_s32(32 * x->half[1]));
+    return vmlaq_s32(vmulq_s32(sbyte_at(sc, k), lo), sbyte_at(sc, k + 1), hi);
+}
+
+/* --- neon: products of one byte position stay in 16 bits over the units of a sum: 8 * 31 * 127, 4 * 63 * 127, 2 * 128 * 127 --- */
+
+#define TGT
+#define FN(name) name##_neon
+
+/* Units first..last-1; rows 0 and 1 are the low 8 bytes of a vector. */
+OP iv products(const iv *c, const int8_t *x, const int first, const int last) {
+    int16x8_t lo = vdupq_n_s16(0), hi = lo;
+    _Pragma("GCC unroll 8") for (int i = first; i < last; i++) {
+        int8x16_t v = s8(bci(x + 4 * i));
+        lo = vmlal_s8(lo, vget_low_s8(s8(c[i])), vget_low_s8(v));
+        hi = vmlal_high_s8(hi, s8(c[i]), v);
+    }
+    return vpaddq_s32(vpaddlq_s16(lo), vpaddlq_s16(hi));
+}
+OP void dot_u5_neon(const iv *c, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
+    _Pragma("GCC unroll 4") for (int t = 0; t < T; t++) s[t] = products(c, mg_a8_q(a[t]) + 32 * b, 0, 8);
+}
+OP void dot_u4_neon(const iv *c, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
+    dot_u5_neon(c, a, cols, b, s, T);
+}
+OP void dot_u6_neon(const iv *c, iv sc, const int k, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
+    _Pragma("GCC unroll 4") for (int t = 0; t < T; t++) {
+        const int8_t *x = mg_a8_q(a[t]) + 32 * b;
+        s[t] = scaled_halves(products(c, x, 0, 4), products(c, x, 4, 8), sc, k, mg_a8_blocks(a[t], cols) + b);
+    }
+}
+OP void dot_s8_neon(const iv *c, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
+    _Pragma("GCC unroll 4") for (int t = 0; t < T; t++) {
+        const int8_t *x = mg_a8_q(a[t]) + 32 * b;
+        s[t] = addi(addi(products(c, x, 0, 2), products(c, x, 2, 4)), addi(products(c, x, 4, 6), products(c, x, 6, 8)));
+    }
+}
+
+#include "vec_tile.h"
+
+/* One block of 32: vec_generic.c's act_a8. */
+static void act_a8_neon(const float *x, int64_t cols, void *dst) {
+    int8_t *q = mg_a8_q(dst);
+    mg_a8 *k = mg_a8_blocks(dst, cols);
+    for (int64_t b = 0; b < cols / 32; b++, k++, x += 32, q += 32) {
+        float32x4_t v[8];
+        uint32x4_t m = vdupq_n_u32(0);
+        int16_t half[2] = {0, 0};
+        _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++) {
+            v[j] = vld1q_f32(x + 4 * j);
+            m = vmaxq_u32(m, vreinterpretq_u32_f32(vabsq_f32(v[j])));
+        }
+        const uint32_t amax = vmaxvq_u32(m);
+        const int finite = amax < 0x7f800000;
+        float scale = finite ? mg_float_of(amax) / 127.0f : mg_float_of(0x7fc00000);
+        if (scale < 0x1p-126f) scale = 0;
+        const float inv = finite && scale > 0 ? 1.0f / scale : 0;
+        _Pragma("GCC unroll 2") for (int h = 0; h < 2; h++) {
+            int16x8_t i[2];
+            for (int j = 0; j < 2; j++) {
+                int32x4_t lo = vcvtnq_s32_f32(vmulq_n_f32(v[4 * h + 2 * j], inv)), hi = vcvtnq_s32_f32(vmulq_n_f32(v[4 * h + 2 * j + 1], inv));
+                i[j] = vandq_s16(vcombine_s16(vmovn_s32(lo), vmovn_s32(hi)), vdupq_n_s16((int16_t)-finite));
+            }
+            half[h] = vaddvq_s16(vaddq_s16(i[0], i[1]));
+            vst1q_s8(q + 16 * h, vcombine_s8(vmovn_s16(i[0]), vmovn_s16(i[1])));
+        }
+        const int s = half[0] + half[1];
+        *k = (mg_a8){scale, scale * s, s, {half[0], half[1]}};
+    }
+}
+
+const mg_kernel_table mg_table_neon = {
+    .group = {
+#define Q(id, name, elems, bytes, act, units) [id] = name##_neon,
+#include "quants.def"
+#undef Q
+    },
+    .act = {[MG_ACT_A8] = act_a8_neon},
+};
+
+/* --- dotprod: all codes fit signed bytes, sdot takes four of a row with four activations picked by lane ------------------------- */
+
+#undef TGT
+#undef FN
+#if !defined(__clang__) || defined(__ARM_FEATURE_DOTPROD) || __clang_major__ >= 16
+#if defined(__ARM_FEATURE_DOTPROD)
+#define TGT
+#elif defined(__clang__)
+#define TGT __attribute__((target("dotprod")))
+#else
+#define TGT __attribute__((target("arch=armv8.2-a+dotprod")))
+#endif
+#define FN(name) name##_dotprod
+
+OP TGT iv sdot4(iv s, const iv *c, int8x16_t x) {
+    s = vdotq_laneq_s32(s, s8(c[0]), x, 0);
+    s = vdotq_laneq_s32(s, s8(c[1]), x, 1);
+    s = vdotq_laneq_s32(s, s8(c[2]), x, 2);
+    return vdotq_laneq_s32(s, s8(c[3]), x, 3);
+}
+OP TGT void dot_s8_dotprod(const iv *c, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
+    _Pragma("GCC unroll 4") for (int t = 0; t < T; t++) {
+        const int8_t *x = mg_a8_q(a[t]) + 32 * b;
+        s[t] = sdot4(sdot4(izero(), c, vld1q_s8(x)), c + 4, vld1q_s8(x + 16));
+    }
+}
+OP TGT void dot_u4_dotprod(const iv *c, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
+    dot_s8_dotprod(c, a, cols, b, s, T);
+}
+OP TGT void dot_u5_dotprod(const iv *c, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
+    dot_s8_dotprod(c, a, cols, b, s, T);
+}
+OP TGT void dot_u6_dotprod(const iv *c, iv sc, const int k, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
+    _Pragma("GCC unroll 4") for (int t = 0; t < T; t++) {
+        const int8_t *x = mg_a8_q(a[t]) + 32 * b;
+        iv lo = sdot4(izero(), c, vld1q_s8(x)), hi = sdot4(izero(), c + 4, vld1q_s8(x + 16));
+        s[t] = scaled_halves(lo, hi, sc, k, mg_a8_blocks(a[t], cols) + b);
+    }
+}
+
+#include "vec_tile.h"
+
+const mg_kernel_table mg_table_dotprod = {
+    .group = {
+        [2] = q4_0_dotprod, [3] = q4_1_dotprod, [6] = q5_0_dotprod, [7] = q5_1_dotprod, [8] = q8_0_dotprod,
+        [12] = q4_k_dotprod, [13] = q5_k_dotprod, [14] = q6_k_dotprod,
+    },
+};
+#else
+const mg_kernel_table mg_table_dotprod = {.group = {0}};
+#endif
+const mg_kernel_table mg_table_i8mm = {.group = {0}};
+#endif

@@ -1,0 +1,276 @@
+/* vec_generic.c - plain C kernels for every row of quants.def: the definition of correct for all faster levels.
+ *
+ * A group kernel walks the block columns of 16 interleaved rows; y[t] is its accumulator. Per 32 elements: the codes are
+ * unpacked once, for each activation row the integer dot of every lane is exact, then one or two fused multiply-adds follow in
+ * an order that is part of the definition (kernels.h). Names: w block column, c codes, x activations, s exact sums of x.
+ */
+#include "fp16.h"
+#include "kernels.h"
+
+enum { G = MG_GROUP };
+
+static float f16_at(const uint8_t *w, int r) { return mg_f16_to_f32(mg_ld16(w + 2 * r)); }
+
+static void clear(float *const *y, int n) {
+    for (int t = 0; t < n; t++)
+        for (int r = 0; r < G; r++) y[t][r] = 0;
+}
+
+/* --- codes: c[u] holds elements 4u..4u+3 of all 16 rows, row by row, as they lie in a unit ----------------------------- */
+
+typedef int16_t codes[8][4 * G];
+
+/* 16 bytes of nibbles per row: low ones are elements 0..15, high ones 16..31. */
+static void nibbles(const uint8_t *u, codes c) {
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 4 * G; k++) {
+            c[i][k] = u[4 * G * i + k] & 15;
+            c[i + 4][k] = u[4 * G * i + k] >> 4;
+        }
+}
+
+/* Bit i of a row's 32-bit unit is bit 4 of element i. */
+static void fifth_bits(const uint8_t *u, codes c) {
+    for (int r = 0; r < G; r++) {
+        uint32_t h = mg_ld32(u + 4 * r);
+        for (int i = 0; i < 32; i++) c[i / 4][4 * r + i % 4] |= (h >> i & 1) << 4;
+    }
+}
+
+/* 32 bytes of nibbles per row shared by two sub-blocks: `shift` 0 or 4 picks one. */
+static void half_nibbles(const uint8_t *u, int shift, codes c) {
+    for (int i = 0; i < 8; i++)
+        for (int k = 0; k < 4 * G; k++) c[i][k] = u[4 * G * i + k] >> shift & 15;
+}
+
+/* `mask` of each byte, shifted right by `shift`, becomes bit 4 and up. */
+static void high_bits(const uint8_t *u, int shift, int mask, codes c) {
+    for (int i = 0; i < 8; i++)
+        for (int k = 0; k < 4 * G; k++) c[i][k] |= (u[4 * G * i + k] >> shift & mask) << 4;
+}
+
+/* Exact dot of codes first..last-1 (in units) with x, per row. */
+static void dot(const codes c, const int8_t *x, int first, int last, int32_t *isum) {
+    for (int r = 0; r < G; r++) isum[r] = 0;
+    for (int u = first; u < last; u++)
+        for (int r = 0; r < G; r++)
+            isum[r] += c[u][4 * r] * x[4 * u] + c[u][4 * r + 1] * x[4 * u + 1] +
+                       c[u][4 * r + 2] * x[4 * u + 2] + c[u][4 * r + 3] * x[4 * u + 3];
+}
+
+/* y += d * dx * (isum - zero * s) and, with m, y += m * (dx * s): one sub-block of all formats but q6_k. */
+static void add_block(const codes c, int zero, const float *d, const float *m, int64_t cols, int64_t b, const void *const *a, int n,
+                      float *const *y) {
+    for (int t = 0; t < n; t++) {
+        const mg_a8 *x = mg_a8_blocks(a[t], cols) + b;
+        int32_t isum[G];
+        dot(c, mg_a8_q(a[t]) + 32 * b, 0, 8, isum);
+        for (int r = 0; r < G; r++) y[t][r] = mg_fma(d[r] * x->d, (float)(isum[r] - zero * x->s), y[t][r]);
+        for (int r = 0; m && r < G; r++) y[t][r] = mg_fma(m[r], x->ds, y[t][r]);
+    }
+}
+
+/* --- blocks of 32 ------------------------------------------------------------------------------------------------------- */
+
+#define GROUP(name) static void group_##name(const uint8_t *w, int64_t cols, const void *const *a, int n, float *const *y)
+
+GROUP(q4_0) {
+    clear(y, n);
+    for (int64_t b = 0; b < cols / 32; b++, w += 18 * G) {
+        codes c;
+        float d[G];
+        nibbles(w + 2 * G, c);
+        for (int r = 0; r < G; r++) d[r] = f16_at(w, r);
+        add_block(c, 8, d, NULL, cols, b, a, n, y);
+    }
+}
+
+GROUP(q4_1) {
+    clear(y, n);
+    for (int64_t b = 0; b < cols / 32; b++, w += 20 * G) {
+        codes c;
+        float d[G], m[G];
+        nibbles(w + 4 * G, c);
+        for (int r = 0; r < G; r++) d[r] = f16_at(w, r), m[r] = f16_at(w + 2 * G, r);
+        add_block(c, 0, d, m, cols, b, a, n, y);
+    }
+}
+
+GROUP(q5_0) {
+    clear(y, n);
+    for (int64_t b = 0; b < cols / 32; b++, w += 22 * G) {
+        codes c;
+        float d[G];
+        nibbles(w + 6 * G, c);
+        fifth_bits(w + 2 * G, c);
+        for (int r = 0; r < G; r++) d[r] = f16_at(w, r);
+        add_block(c, 16, d, NULL, cols, b, a, n, y);
+    }
+}
+
+GROUP(q5_1) {
+    clear(y, n);
+    for (int64_t b = 0; b < cols / 32; b++, w += 24 * G) {
+        codes c;
+        float d[G], m[G];
+        nibbles(w + 8 * G, c);
+        fifth_bits(w + 4 * G, c);
+        for (int r = 0; r < G; r++) d[r] = f16_at(w, r), m[r] = f16_at(w + 2 * G, r);
+        add_block(c, 0, d, m, cols, b, a, n, y);
+    }
+}
+
+GROUP(q8_0) {
+    clear(y, n);
+    for (int64_t b = 0; b < cols / 32; b++, w += 34 * G) {
+        codes c;
+        float d[G];
+        for (int i = 0; i < 8; i++)
+            for (int k = 0; k < 4 * G; k++) c[i][k] = (int8_t)w[2 * G + 4 * G * i + k];
+        for (int r = 0; r < G; r++) d[r] = f16_at(w, r);
+        add_block(c, 0, d, NULL, cols, b, a, n, y);
+    }
+}
+
+/* --- super-blocks of 256 ------------------------------------------------------------------------------------------------ */
+
+/* 6-bit scale and minimum of sub-block j: d * sc and -(dmin * m). u: the three units of scales. */
+static void scale_min(const uint8_t *w, int j, float *d, float *m) {
+    for (int r = 0; r < G; r++) {
+        const uint8_t *s = w + 4 * G + 4 * r, *t = s + 4 * G, *v = s + 8 * G;     /* scale bytes 0..3, 4..7, 8..11 */
+        int k = j & 3, sc = j < 4 ? s[k] & 63 : (v[k] & 15) | (s[k] >> 6) << 4;
+        int mn = j < 4 ? t[k] & 63 : (v[k] >> 4) | (t[k] >> 6) << 4;
+        d[r] = f16_at(w, r) * sc;
+        m[r] = -(f16_at(w + 2 * G, r) * mn);
+    }
+}
+
+GROUP(q4_k) {
+    clear(y, n);
+    for (int64_t b = 0; b < cols / 32; b += 8, w += 144 * G)
+        for (int j = 0; j < 8; j++) {
+            codes c;
+            float d[G], m[G];
+            half_nibbles(w + 16 * G + 32 * G * (j / 2), j % 2 * 4, c);
+            scale_min(w, j, d, m);
+            add_block(c, 0, d, m, cols, b + j, a, n, y);
+        }
+}
+
+GROUP(q5_k) {
+    clear(y, n);
+    for (int64_t b = 0; b < cols / 32; b += 8, w += 176 * G)
+        for (int j = 0; j < 8; j++) {
+            codes c;
+            float d[G], m[G];
+            half_nibbles(w + 48 * G + 32 * G * (j / 2), j % 2 * 4, c);
+            high_bits(w + 16 * G, j, 1, c);
+            scale_min(w, j, d, m);
+            add_block(c, 0, d, m, cols, b + j, a, n, y);
+        }
+}
+
+GROUP(q6_k) {
+    clear(y, n);
+    for (int64_t b = 0; b < cols / 32; b += 8, w += 210 * G)
+        for (int j = 0; j < 8; j++) {
+            codes c;
+            const uint8_t *sc = w + 192 * G + 4 * G * (j / 2) + j % 2 * 2;        /* two signed scales per sub-block */
+            half_nibbles(w + 64 * G * (j / 4) + 32 * G * (j % 2), j % 4 / 2 * 4, c);
+            high_bits(w + 128 * G + 32 * G * (j / 4), j % 4 * 2, 3, c);
+            for (int t = 0; t < n; t++) {
+                const mg_a8 *x = mg_a8_blocks(a[t], cols) + b + j;
+                int32_t lo[G], hi[G];
+                dot(c, mg_a8_q(a[t]) + 32 * (b + j), 0, 4, lo);
+                dot(c, mg_a8_q(a[t]) + 32 * (b + j), 4, 8, hi);
+                for (int r = 0; r < G; r++) {                                     /* below 2^24: exact as a float */
+                    int32_t v = (int8_t)sc[4 * r] * (lo[r] - 32 * x->half[0]) + (int8_t)sc[4 * r + 1] * (hi[r] - 32 * x->half[1]);
+                    y[t][r] = mg_fma(f16_at(w + 208 * G, r) * x->d, (float)v, y[t][r]);
+                }
+            }
+        }
+}
+
+/* --- floats: even and odd elements in two sums ---------------------------------------------------------------------------- */
+
+static void add_pairs(const float (*w)[2], int64_t pair, const void *const *a, int n, float *const *even, float (*odd)[G]) {
+    for (int t = 0; t < n; t++) {
+        const float *x = (const float *)a[t] + 2 * pair;
+        for (int r = 0; r < G; r++) {
+            even[t][r] = mg_fma(w[r][0], x[0], even[t][r]);
+            odd[t][r] = mg_fma(w[r][1], x[1], odd[t][r]);
+        }
+    }
+}
+
+/* `LOAD` fills v[16][2] with the two elements of pair p; activation rows are taken eight at a time for a bounded `odd`. */
+#define FLOAT_GROUP(name, LOAD)                                                     \
+    GROUP(name) {                                                                   \
+        for (; n > 0; n -= 8, a += 8, y += 8) {                                     \
+            const int m = n < 8 ? n : 8;                                            \
+            float odd[8][G] = {{0}}, v[G][2];                                       \
+            clear(y, m);                                                            \
+            for (int64_t p = 0; p < (cols + 1) / 2; p++) {                          \
+                for (int r = 0; r < G; r++) LOAD                                    \
+                add_pairs(v, p, a, m, y, odd);                                      \
+            }                                                                       \
+            for (int t = 0; t < m; t++)                                             \
+                for (int r = 0; r < G; r++) y[t][r] += odd[t][r];                   \
+        }                                                                           \
+    }
+
+FLOAT_GROUP(f32, {
+    v[r][0] = mg_float_of(mg_ld32(w + 4 * G * (2 * p) + 4 * r));
+    v[r][1] = 2 * p + 1 < cols ? mg_float_of(mg_ld32(w + 4 * G * (2 * p + 1) + 4 * r)) : 0;
+})
+FLOAT_GROUP(f16, {
+    v[r][0] = mg_f16_to_f32(mg_ld16(w + 4 * G * p + 4 * r));
+    v[r][1] = mg_f16_to_f32(mg_ld16(w + 4 * G * p + 4 * r + 2));
+})
+FLOAT_GROUP(bf16, {
+    v[r][0] = mg_bf16_to_f32(mg_ld16(w + 4 * G * p + 4 * r));
+    v[r][1] = mg_bf16_to_f32(mg_ld16(w + 4 * G * p + 4 * r + 2));
+})
+
+/* --- activations ---------------------------------------------------------------------------------------------------------- */
+
+static void act_f32(const float *x, int64_t cols, void *dst) {
+    memcpy(dst, x, (size_t)cols * 4);
+    if (cols & 1) ((float *)dst)[cols] = 0;
+}
+
+/* d = max |x| / 127, q = x / d rounded to nearest even; |x| * (1 / d) stays below 127.5, so nothing needs clamping.
+ * The maximum is taken on bit patterns, where infinity and NaN are the largest: such a block gets a NaN scale, and every result
+ * that depends on it is NaN. A scale below the smallest normal float counts as zero, so that 1 / d is finite. */
+static void act_a8(const float *x, int64_t cols, void *dst) {
+    int8_t *q = mg_a8_q(dst);
+    mg_a8 *k = mg_a8_blocks(dst, cols);
+    for (int64_t b = 0; b < cols / 32; b++, k++, x += 32, q += 32) {
+        uint32_t amax = 0;
+        for (int i = 0; i < 32; i++) {
+            uint32_t v = mg_bits_of(x[i]) & 0x7fffffff;
+            amax = v > amax ? v : amax;
+        }
+        const int finite = amax < 0x7f800000;
+        float scale = finite ? mg_float_of(amax) / 127.0f : mg_float_of(0x7fc00000);
+        if (scale < 0x1p-126f) scale = 0;
+        const float inv = finite && scale > 0 ? 1.0f / scale : 0;
+        for (int h = 0; h < 2; h++) {
+            int32_t sum = 0;
+            for (int i = 16 * h; i < 16 * h + 16; i++) sum += q[i] = finite ? (int8_t)lrintf(x[i] * inv) : 0;
+            k->half[h] = (int16_t)sum;
+        }
+        k->s = k->half[0] + k->half[1];
+        k->d = scale;
+        k->ds = scale * k->s;
+    }
+}
+
+const mg_kernel_table mg_table_generic = {
+    .group = {
+#define Q(id, name, elems, bytes, act, units) [id] = group_##name,
+#include "quants.def"
+#undef Q
+    },
+    .act = {[MG_ACT_F32] = act_f32, [MG_ACT_A8] = act_a8},
+};

@@ -1,0 +1,236 @@
+/* vec_tile.h - the group kernels of every SIMD level, written once over a few vector primitives.
+ *
+ * No include guard: vec_*.c define the primitives of a level and include this. A vector holds LANES of the 16 rows of a group,
+ * a group is PARTS vectors. A tile is T activation rows against which codes are unpacked once; T is a constant after inlining.
+ * The arithmetic is that of vec_generic.c, operation by operation.
+ *
+ * The includer defines: TGT (target attribute), FN(name) (level suffix), LANES, TILE_MAX, types iv and fv, and
+ *   ld(p) 4 * LANES bytes; bci(p), bcf(p) one int32, one float in every lane; halves(p) LANES f16 as floats; st(p, v)
+ *   lo4(v), hi4(v) nibbles of every byte; merge(c, v, shift, mask) c | (v << shift & mask) per byte, shift may be negative
+ *   fifth(c, h, i) c with bit 4 of byte k set where bit 4i+k of the lane's h is; byte_at(v, k) unsigned, sbyte_at(v, k) signed
+ *   addi, subi, muli, shl(v, n), cvt; zero(), mul, add, madd(a, b, c) = a*b+c, nmadd(a, b, c) = -a*b+c; lo16f, hi16f (f16 halves of
+ *   every lane), lo16b, hi16b (bf16)
+ *   dot_u4, dot_u5, dot_s8(c, a, cols, b, s, T): s[t] = exact dot of 8 code vectors with block b of a[t], unsigned codes of that
+ *   many bits, or signed bytes; dot_u6(c, sc, k, a, cols, b, s, T): less 32, each half times its signed scale, bytes k and k+1 of sc.
+ */
+#define PARTS (MG_GROUP / LANES)
+#define PIECE static inline __attribute__((always_inline)) TGT
+#define TILE(name) PIECE void FN(name##_tile)(const uint8_t *w, const int64_t cols, const void *const *a, float *const *y, const int T)
+#define EACH_PART _Pragma("GCC unroll 4") for (int p = 0; p < PARTS; p++)
+/* Keeps the compiler from holding one part's broadcasts for the next part, which only fills the stack when registers are few. */
+#define FENCE if (PARTS == 2) __asm__ volatile("" ::: "memory");
+#define EACH_ROW _Pragma("GCC unroll 8") for (int t = 0; t < T; t++)
+#define EACH_UNIT(n) _Pragma("GCC unroll 8") for (int i = 0; i < (n); i++)
+#define BEGIN fv acc[TILE_MAX][PARTS]; EACH_ROW EACH_PART acc[t][p] = zero();
+#define END EACH_ROW EACH_PART st(y[t] + LANES * p, acc[t][p]);
+#define DX bcf(&mg_a8_blocks(a[t], cols)[b].d)
+#define DS bcf(&mg_a8_blocks(a[t], cols)[b].ds)
+#define SUM bci(&mg_a8_blocks(a[t], cols)[b].s)
+
+/* Asks for the next block column's lines 8 KiB ahead. Measured on Zen 5, one row of activations, matrices far larger than L3:
+ * q4_k 22 -> 34 GB/s, q6_k 19 -> 32, q4_0 36 -> 39 of 41 GB/s that a plain read loop gets; 4 and 16 KiB are worse. */
+PIECE void FN(prefetch)(const uint8_t *w, const int bytes) {
+    _Pragma("GCC unroll 16") for (int i = 0; i < bytes; i += 64) __builtin_prefetch(w + 8192 + i, 0, 3);
+}
+
+/* u: the first unit of a part; the next unit is 64 bytes on. */
+PIECE void FN(nibbles)(const uint8_t *u, iv *c) {
+    EACH_UNIT(4) {
+        iv v = ld(u + 64 * i);
+        c[i] = lo4(v);
+        c[i + 4] = hi4(v);
+    }
+}
+
+PIECE void FN(half_nibbles)(const uint8_t *u, const int high, iv *c) {
+    EACH_UNIT(8) c[i] = high ? hi4(ld(u + 64 * i)) : lo4(ld(u + 64 * i));
+}
+
+TILE(q4_0) {
+    BEGIN
+    for (int64_t b = 0; b < cols / 32; b++, w += 18 * 16)
+        EACH_PART {
+            FENCE if (p == 0) FN(prefetch)(w, 18 * 16);
+            iv c[8], s[TILE_MAX];
+            FN(nibbles)(w + 32 + 4 * LANES * p, c);
+            FN(dot_u4)(c, a, cols, b, s, T);
+            fv d = halves(w + 2 * LANES * p);
+            EACH_ROW acc[t][p] = madd(mul(d, DX), cvt(subi(s[t], shl(SUM, 3))), acc[t][p]);
+        }
+    END
+}
+
+TILE(q4_1) {
+    BEGIN
+    for (int64_t b = 0; b < cols / 32; b++, w += 20 * 16)
+        EACH_PART {
+            FENCE if (p == 0) FN(prefetch)(w, 20 * 16);
+            iv c[8], s[TILE_MAX];
+            FN(nibbles)(w + 64 + 4 * LANES * p, c);
+            FN(dot_u4)(c, a, cols, b, s, T);
+            fv d = halves(w + 2 * LANES * p), m = halves(w + 32 + 2 * LANES * p);
+            EACH_ROW {
+                acc[t][p] = madd(mul(d, DX), cvt(s[t]), acc[t][p]);
+                acc[t][p] = madd(m, DS, acc[t][p]);
+            }
+        }
+    END
+}
+
+TILE(q5_0) {
+    BEGIN
+    for (int64_t b = 0; b < cols / 32; b++, w += 22 * 16)
+        EACH_PART {
+            FENCE if (p == 0) FN(prefetch)(w, 22 * 16);
+            iv c[8], s[TILE_MAX], h = ld(w + 32 + 4 * LANES * p);
+            FN(nibbles)(w + 96 + 4 * LANES * p, c);
+            EACH_UNIT(8) c[i] = fifth(c[i], h, i);
+            FN(dot_u5)(c, a, cols, b, s, T);
+            fv d = halves(w + 2 * LANES * p);
+            EACH_ROW acc[t][p] = madd(mul(d, DX), cvt(subi(s[t], shl(SUM, 4))), acc[t][p]);
+        }
+    END
+}
+
+TILE(q5_1) {
+    BEGIN
+    for (int64_t b = 0; b < cols / 32; b++, w += 24 * 16)
+        EACH_PART {
+            FENCE if (p == 0) FN(prefetch)(w, 24 * 16);
+            iv c[8], s[TILE_MAX], h = ld(w + 64 + 4 * LANES * p);
+            FN(nibbles)(w + 128 + 4 * LANES * p, c);
+            EACH_UNIT(8) c[i] = fifth(c[i], h, i);
+            FN(dot_u5)(c, a, cols, b, s, T);
+            fv d = halves(w + 2 * LANES * p), m = halves(w + 32 + 2 * LANES * p);
+            EACH_ROW {
+                acc[t][p] = madd(mul(d, DX), cvt(s[t]), acc[t][p]);
+                acc[t][p] = madd(m, DS, acc[t][p]);
+            }
+        }
+    END
+}
+
+TILE(q8_0) {
+    BEGIN
+    for (int64_t b = 0; b < cols / 32; b++, w += 34 * 16)
+        EACH_PART {
+            FENCE if (p == 0) FN(prefetch)(w, 34 * 16);
+            iv c[8], s[TILE_MAX];
+            EACH_UNIT(8) c[i] = ld(w + 32 + 64 * i + 4 * LANES * p);
+            FN(dot_s8)(c, a, cols, b, s, T);
+            fv d = halves(w + 2 * LANES * p);
+            EACH_ROW acc[t][p] = madd(mul(d, DX), cvt(s[t]), acc[t][p]);
+        }
+    END
+}
+
+/* The 6-bit scales (sc[0] of sub-blocks 0..3, sc[1] of 4..7) and minima of a super-block, one per byte; u: their three units. */
+PIECE void FN(scales)(const uint8_t *u, iv *sc, iv *mn) {
+    iv v0 = ld(u), v1 = ld(u + 64), v2 = ld(u + 128);
+    sc[0] = merge(izero(), v0, 0, 0x3f);
+    mn[0] = merge(izero(), v1, 0, 0x3f);
+    sc[1] = merge(lo4(v2), v0, -2, 0x30);
+    mn[1] = merge(hi4(v2), v1, -2, 0x30);
+}
+
+/* qs, qh: where nibbles and fifth bits start in the column; qh = 0: four bits. */
+#define K_TILE(name, BYTES, QS, QH, DOT)                                                            \
+    TILE(name) {                                                                                    \
+        BEGIN                                                                                       \
+        for (int64_t b0 = 0; b0 < cols / 32; b0 += 8, w += BYTES * 16)                              \
+            EACH_PART {                                                                             \
+                fv d = halves(w + 2 * LANES * p), dmin = halves(w + 32 + 2 * LANES * p);            \
+                iv sc[2], mn[2];                                                                    \
+                FN(scales)(w + 64 + 4 * LANES * p, sc, mn);                                         \
+                _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++) {                               \
+                    const int64_t b = b0 + j;                                                       \
+                    FENCE if (p == 0) FN(prefetch)(w + BYTES * 2 * j, BYTES * 2);           \
+                    iv c[8], s[TILE_MAX];                                                           \
+                    FN(half_nibbles)(w + 16 * QS + 512 * (j / 2) + 4 * LANES * p, j % 2, c);        \
+                    if (QH) EACH_UNIT(8) c[i] = merge(c[i], ld(w + 16 * QH + 64 * i + 4 * LANES * p), 4 - j, 0x10); \
+                    FN(DOT)(c, a, cols, b, s, T);                                                   \
+                    fv dj = mul(d, cvt(byte_at(sc[j / 4], j % 4)));                                 \
+                    fv mj = mul(dmin, cvt(byte_at(mn[j / 4], j % 4)));                              \
+                    EACH_ROW {                                                                      \
+                        acc[t][p] = madd(mul(dj, DX), cvt(s[t]), acc[t][p]);                         \
+                        acc[t][p] = nmadd(mj, DS, acc[t][p]);                                         \
+                    }                                                                               \
+                }                                                                                   \
+            }                                                                                       \
+        END                                                                                         \
+    }
+
+K_TILE(q4_k, 144, 16, 0, dot_u4)
+K_TILE(q5_k, 176, 48, 16, dot_u5)
+
+TILE(q6_k) {
+    BEGIN
+    for (int64_t b0 = 0; b0 < cols / 32; b0 += 8, w += 210 * 16)
+        EACH_PART {
+            fv d = halves(w + 16 * 208 + 2 * LANES * p);
+            _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++) {
+                const int64_t b = b0 + j;
+                FENCE if (p == 0) FN(prefetch)(w + 210 * 2 * j, 210 * 2);
+                iv c[8], s[TILE_MAX], sc = ld(w + 16 * 192 + 64 * (j / 2) + 4 * LANES * p);
+                FN(half_nibbles)(w + 1024 * (j / 4) + 512 * (j % 2) + 4 * LANES * p, j % 4 / 2, c);
+                EACH_UNIT(8) c[i] = merge(c[i], ld(w + 16 * 128 + 512 * (j / 4) + 64 * i + 4 * LANES * p), 4 - j % 4 * 2, 0x30);
+                FN(dot_u6)(c, sc, j % 2 * 2, a, cols, b, s, T);
+                EACH_ROW acc[t][p] = madd(mul(d, DX), cvt(s[t]), acc[t][p]);
+            }
+        }
+    END
+}
+
+/* Even and odd elements in two sums. */
+#define FLOAT_TILE(name, EVEN, ODD, PAIR_BYTES)                                                     \
+    TILE(name) {                                                                                    \
+        fv odd[TILE_MAX][PARTS];                                                                    \
+        BEGIN                                                                                       \
+        EACH_ROW EACH_PART odd[t][p] = zero();                                                      \
+        for (int64_t k = 0; k < cols; k += 2, w += PAIR_BYTES)                                      \
+            EACH_PART {                                                                             \
+                const uint8_t *u = w + 4 * LANES * p;                                               \
+                if (p == 0) FN(prefetch)(w, PAIR_BYTES);                                            \
+                fv even_w = EVEN, odd_w = ODD;                                                      \
+                EACH_ROW {                                                                          \
+                    const float *x = (const float *)a[t] + k;                                       \
+                    acc[t][p] = madd(even_w, bcf(x), acc[t][p]);                                     \
+                    odd[t][p] = madd(odd_w, bcf(x + 1), odd[t][p]);                                  \
+                }                                                                                   \
+            }                                                                                       \
+        EACH_ROW EACH_PART acc[t][p] = add(acc[t][p], odd[t][p]);                                   \
+        END                                                                                         \
+    }
+
+FLOAT_TILE(f32, asf(ld(u)), k + 1 < cols ? asf(ld(u + 64)) : zero(), 128)
+FLOAT_TILE(f16, lo16f(ld(u)), hi16f(ld(u)), 64)
+FLOAT_TILE(bf16, lo16b(ld(u)), hi16b(ld(u)), 64)
+
+/* Whole tiles of TILE_MAX activation rows, then the largest power of two that is left. */
+#define GROUP(name)                                                                                             \
+    static TGT void FN(name)(const uint8_t *w, int64_t cols, const void *const *a, int n, float *const *y) {    \
+        for (; n >= 8 && TILE_MAX >= 8; n -= 8, a += 8, y += 8) FN(name##_tile)(w, cols, a, y, 8);              \
+        for (; n >= 4; n -= 4, a += 4, y += 4) FN(name##_tile)(w, cols, a, y, 4);                               \
+        for (; n >= 2; n -= 2, a += 2, y += 2) FN(name##_tile)(w, cols, a, y, 2);                               \
+        if (n) FN(name##_tile)(w, cols, a, y, 1);                                                               \
+    }
+
+#define Q(id, name, elems, bytes, act, units) GROUP(name)
+#include "quants.def"
+#undef Q
+
+#undef PARTS
+#undef PIECE
+#undef TILE
+#undef EACH_PART
+#undef FENCE
+#undef EACH_ROW
+#undef EACH_UNIT
+#undef BEGIN
+#undef END
+#undef DX
+#undef DS
+#undef SUM
+#undef K_TILE
+#undef FLOAT_TILE
+#undef GROUP

@@ -1,0 +1,106 @@
+# exec.pxd - the executor's structs (csrc/exec.h) for Cython; field comments are in the header. The functions are reached through _core.
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+cdef extern from "exec.h" nogil:
+    enum:
+        MG_TILE
+        MG_QROWS
+        MG_CHUNK
+        MG_PART_HEAD
+        MG_SILU
+        MG_GELU_TANH
+        MG_OP_EMBED
+        MG_OP_NORM
+        MG_OP_LINEAR
+        MG_OP_ROPE_KV
+        MG_OP_ATTENTION
+        MG_OP_ADD
+        MG_OP_GLU
+        MG_OP_MOE
+        MG_OP_HEAD
+    ctypedef struct mg_pool:
+        pass
+    ctypedef struct mg_mat:
+        const uint8_t *w
+        const float *bias
+        int32_t quant, rows, cols, gather
+    ctypedef struct mg_rope:
+        int32_t n, half, interleaved
+        int64_t limit[2]
+        const float *cosine[2]
+        const float *sine[2]
+    ctypedef struct mg_attn:
+        const void *k
+        const void *v
+        int32_t cap, dim, dim_pad, f32, window
+        float scale, softcap
+    ctypedef struct mg_attn_layer:
+        int32_t n_head, n_kv, kv_index
+        mg_attn shape
+        const float *q_norm
+        const float *k_norm
+        float q_eps, k_eps
+        const mg_rope *rope
+    ctypedef struct mg_moe_layer:
+        int32_t layer, index, n_expert, top_k, width, act, renormalise
+        float scale
+        mg_mat router
+        mg_mat part[3]
+        int64_t part_offset[3]
+        const uint8_t *base
+        int64_t stride
+        const int32_t *slot
+    ctypedef struct mg_op:
+        int32_t kind, layer, src, src2, src3, dst, n_mats
+        int32_t mat_dst[3]
+        mg_mat mat[3]
+        int32_t n, act
+        const float *norm
+        float eps, scale, softcap
+        const mg_attn_layer *attn
+        const mg_moe_layer *moe
+    ctypedef struct mg_kv:
+        void *k
+        void *v
+    ctypedef int (*mg_fetch_fn)(void *ctx, const mg_moe_layer *layer, int n, const int32_t *experts, const uint8_t **records) noexcept nogil
+    struct mg_job:
+        pass
+    ctypedef struct mg_exec:
+        mg_pool *pool
+        const mg_op *ops
+        int32_t n_ops, max_tokens, max_out, max_pairs, max_experts
+        float **buf
+        int64_t *ld
+        uint8_t *act
+        const void **act_ptr
+        float *attn_scratch
+        int64_t attn_scratch_floats
+        float *attn_parts
+        int32_t max_split_rows
+        int32_t *blocks
+        mg_job *jobs
+        float *pair_gate
+        float *pair_up
+        float *pair_out
+        int32_t *pair_token
+        int32_t *pair_of
+        int32_t *expert_ids
+        int32_t *expert_first
+        const uint8_t **records
+        float *route_logits
+        int32_t *route_idx
+        float *route_w
+        mg_fetch_fn fetch
+        void *fetch_ctx
+        int32_t n_tokens, n_out
+        const int32_t *token
+        const int32_t *pos
+        const int32_t *seq
+        const mg_kv *const *kv
+        const int64_t *seq_len
+        const int32_t *out_row
+        float *logits
+        int64_t ld_logits
+        int32_t *capture_idx
+        float *capture_w
+        const int32_t *cancel

@@ -1,0 +1,90 @@
+"""Finds the module of an architecture: built-ins in moegg/models, and entry points of the group "moegg.models".
+
+An entry point's name is its architecture ("my-arch"), its value a module with the same four names as a built-in
+(moegg/models/README.md). It is imported only when asked for: by name, or when no built-in knows a class name. Files never cause
+code to load. MOEGG_PLUGINS=0 switches entry points off. Two owners of one architecture are an error that names both.
+"""
+import difflib
+import importlib
+import os
+import pkgutil
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+
+from moegg import models
+from moegg.errors import FormatError, UnsupportedModel
+
+GROUP = "moegg.models"
+
+
+@cache
+def _builtins() -> dict[str, ModuleType]:
+    """Architecture -> module. A module's file name is its architecture with _ for -."""
+    found = [importlib.import_module(f"{models.__name__}.{m.name}") for m in pkgutil.iter_modules(models.__path__)
+             if not m.name.startswith("_")]
+    return {module.NAMES["arch"]: module for module in found}
+
+
+def _plugins() -> dict[str, EntryPoint]:
+    """Architecture -> entry point, none of them imported."""
+    found: dict[str, EntryPoint] = {}
+    if os.environ.get("MOEGG_PLUGINS") == "0":
+        return found
+    for entry in entry_points(group=GROUP):
+        if entry.name in _builtins() or entry.name in found:
+            other = _owner(found[entry.name]) if entry.name in found else "moegg itself"
+            raise FormatError(f"architecture {entry.name!r}: provided twice: got {_owner(entry)} and {other}, expected one; "
+                              "uninstall one of them or set MOEGG_PLUGINS=0", "arch-duplicate")
+        found[entry.name] = entry
+    return found
+
+
+def _owner(entry: EntryPoint) -> str:
+    return f"distribution {entry.dist.name!r}" if entry.dist else f"entry point {entry.value!r}"
+
+
+def _load(entry: EntryPoint) -> ModuleType:
+    try:
+        module = entry.load()
+        sound = module.NAMES["arch"] == entry.name and callable(module.describe) and callable(module.tiny)
+    except Exception as e:      # anything may go wrong in foreign code; the message names whose it is
+        raise FormatError(f"architecture {entry.name!r}: {_owner(entry)} cannot be loaded: {type(e).__name__}: {e}; "
+                          "uninstall it or set MOEGG_PLUGINS=0", "arch-plugin") from e
+    if not sound:
+        raise FormatError(f"architecture {entry.name!r}: {_owner(entry)}: got the names of {module.NAMES['arch']!r}, expected "
+                          f"NAMES['arch'] {entry.name!r}, describe() and tiny()", "arch-plugin")
+    return module
+
+
+def names() -> list[str]:
+    """All architectures, built-in and installed, sorted."""
+    return sorted([*_builtins(), *_plugins()])
+
+
+def find(*, arch: str | None = None, hf: str | None = None, model_type: str | None = None, gguf: str | None = None) -> ModuleType:
+    """The module for a file's architecture, a Hugging Face class name or model_type, or a GGUF general.architecture.
+
+    With several, the first in this order that is not None decides. Raises UnsupportedModel, which lists what there is.
+    """
+    kind, wanted = next(((k, v) for k, v in (("arch", arch), ("hf", hf), ("model_type", model_type), ("gguf", gguf))
+                         if v is not None), ("arch", ""))
+    plugins = _plugins()
+    if kind == "arch" and wanted in plugins:
+        return _load(plugins[wanted])
+    for module in _builtins().values():
+        if wanted in _known(module, kind):
+            return module
+    loaded = [] if kind == "arch" else [_load(entry) for entry in plugins.values()]
+    for module in loaded:
+        if wanted in _known(module, kind):
+            return module
+    known = {n for m in (*_builtins().values(), *loaded) for n in _known(m, kind)} | (set(plugins) if kind == "arch" else set())
+    close = difflib.get_close_matches(wanted, known, 1)
+    raise UnsupportedModel(f"model: unknown architecture: got {wanted!r}, expected one of {', '.join(sorted(known))}"
+                           + (f"; did you mean {close[0]!r}?" if close else ""), "arch-unknown")
+
+
+def _known(module: ModuleType, kind: str) -> tuple[str, ...]:
+    value = module.NAMES.get(kind, ())
+    return (value,) if isinstance(value, str) else value

@@ -1,0 +1,139 @@
+"""moegg.converters.hf: what a folder holds beside weights, and which folders are refused."""
+import json
+
+import pytest
+
+from moegg.converters.hf import HFSource
+from moegg.errors import FormatError, NotFound, UnsupportedModel
+
+
+def section(source: HFSource, name: str):
+    return json.loads(source.sections[name][1])
+
+
+def test_the_files_of_a_folder_become_sections(make_hf):
+    folder = make_hf()
+    (folder / "generation_config.json").write_text('{"top_p": 0.9, "eos_token_id": [1, 2]}')
+    (folder / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\n# Card")
+    (folder / "LICENSE.txt").write_text("You may.")
+    s = HFSource(folder)
+    assert s.name == s.stem == "hf" and s.kind == "safetensors" and list(s.files) == ["model.safetensors"]
+    assert s.sections["source_config"] == ("application/json", (folder / "config.json").read_bytes())
+    assert s.sections["tokenizer"] == ("application/json", (folder / "tokenizer.json").read_bytes())
+    assert s.sections["license"] == ("text/plain", b"You may.")
+    assert s.sections["model_card"][1].endswith(b"# Card")
+    assert section(s, "generation_config") == {"eos_token_id": [1, 2], "top_p": 0.9}
+    assert s.provenance == {"license": "apache-2.0"} and not s.warnings and "chat_template" not in s.sections
+
+
+def test_several_licence_texts_are_joined_under_their_names(make_hf):
+    folder = make_hf()
+    (folder / "LICENSE").write_text("You may.\n")
+    (folder / "NOTICE").write_text("By us.")
+    assert HFSource(folder).sections["license"][1] == b"== LICENSE ==\nYou may.\n\n== NOTICE ==\nBy us.\n\n"
+
+
+@pytest.mark.parametrize("files, want", [
+    ({"tokenizer_config.json": {"chat_template": "T"}}, {"default": "T"}),
+    ({"tokenizer_config.json": {"chat_template": [{"name": "default", "template": "T"}, {"name": "rag", "template": "R"}]}},
+     {"default": "T", "rag": "R"}),
+    ({"tokenizer_config.json": {"chat_template": "old"}, "chat_template.json": {"chat_template": "T"}}, {"default": "T"}),
+    ({"tokenizer_config.json": {"chat_template": "old"}, "chat_template.jinja": "T ü"}, {"default": "T ü"}),
+    ({"chat_template.jinja": "T", "additional_chat_templates/tool_use.jinja": "U"}, {"default": "T", "tool_use": "U"}),
+])
+def test_chat_templates_are_found_wherever_releases_put_them(make_hf, files, want):
+    folder = make_hf()
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    s = HFSource(folder)
+    assert section(s, "chat_template") == want
+    assert "chat_template" not in section(s, "tokenizer_config")
+
+
+def test_special_tokens_map_fills_what_tokenizer_config_leaves_open(make_hf):
+    folder = make_hf()
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>", "bos_token": null}')
+    (folder / "special_tokens_map.json").write_text('{"eos_token": "x", "bos_token": {"content": "<s>"}, "other": 1}')
+    assert section(HFSource(folder), "tokenizer_config") == {"eos_token": "</s>", "bos_token": {"content": "<s>"}}
+
+
+def test_a_sentencepiece_model_serves_where_there_is_no_tokenizer_json(make_hf):
+    folder = make_hf()
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.model").write_bytes(b"\x0a\x00")
+    assert HFSource(folder).sections["tokenizer"] == ("application/x-sentencepiece", b"\x0a\x00")
+
+
+def test_a_folder_without_tokenizer_converts_with_a_warning(make_hf):
+    """F15."""
+    folder = make_hf()
+    (folder / "tokenizer.json").unlink()
+    s = HFSource(folder)
+    assert "tokenizer" not in s.sections and len(s.warnings) == 1 and "tokenizer.json" in s.warnings[0]
+
+
+def test_a_hub_cache_of_symlinks_reads_and_keeps_repository_and_revision(make_hf, tmp_path):
+    """F10."""
+    real = make_hf()
+    snapshot = tmp_path / "hub" / "models--org--some-model" / "snapshots" / "0123abcd"
+    snapshot.mkdir(parents=True)
+    for file in real.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    s = HFSource(snapshot)
+    assert s.name == "some-model" and s.provenance == {"repo": "org/some-model", "revision": "0123abcd", "license": None}
+    assert s.rows("model.norm.weight", 0, 1).shape == (1, 128)
+
+
+def test_the_path_on_its_authors_disk_is_not_carried_along(make_hf):
+    folder = make_hf()
+    config = json.loads((folder / "config.json").read_text()) | {"_name_or_path": "/home/someone/secret"}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert b"secret" not in HFSource(folder).sections["source_config"][1]
+
+
+@pytest.mark.parametrize("more, says", [
+    ({"quantization_config": {"quant_method": "fp8"}}, "fp8"), ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+    ({"quantization": {"bits": 4, "group_size": 64}}, "4"), ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, "awq")])
+def test_quantised_checkpoints_are_refused_by_name(make_hf, more, says):
+    folder = make_hf()
+    config = json.loads((folder / "config.json").read_text()) | more
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match=says):
+        HFSource(folder)
+
+
+@pytest.mark.parametrize("text, error", [
+    ("", FormatError), ("[1]", FormatError), ("{", FormatError), ('{"a": ' + "[" * 100_000, FormatError), ("{}", FormatError),
+    ('{"model_type": "marvin"}', UnsupportedModel), ('{"architectures": ["MarvinForCausalLM"]}', UnsupportedModel)])
+def test_a_broken_or_foreign_config_is_one_clear_line(make_hf, text, error):
+    folder = make_hf()
+    (folder / "config.json").write_text(text)
+    with pytest.raises(error) as e:
+        HFSource(folder)
+    assert "\n" not in str(e.value)
+
+
+def test_a_folder_without_config_or_weights(make_hf, tmp_path):
+    with pytest.raises(NotFound, match="config.json"):
+        HFSource(tmp_path)
+    folder = make_hf()
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(NotFound, match="safetensors"):
+        HFSource(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x02.")
+    with pytest.raises(UnsupportedModel, match="pickle"):
+        HFSource(folder)
+
+
+def test_an_oversized_model_card_is_left_out_with_a_warning(make_hf):
+    folder = make_hf()
+    (folder / "README.md").write_bytes(b"x" * (2 << 20))
+    s = HFSource(folder)
+    assert "model_card" not in s.sections and "README.md" in s.warnings[0]
+
+
+def test_a_config_with_byte_order_mark_and_infinity_reads(make_hf):
+    folder = make_hf()
+    (folder / "config.json").write_bytes(b"\xef\xbb\xbf" + (folder / "config.json").read_bytes()[:-1] + b', "limit": Infinity}')
+    assert HFSource(folder).config["limit"] == float("inf")

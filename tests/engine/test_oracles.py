@@ -1,0 +1,44 @@
+"""The whole way from a checkpoint to logits, held against what transformers computed in f32: conversion, container, engine."""
+import numpy as np
+import pytest
+
+from tests import oracle
+from tests.loading import convert_to, open_engine
+
+
+@pytest.fixture(scope="module", params=oracle.NAMES)
+def case(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    path = convert_to(oracle.rebuild(request.param, folder / "hf"), folder, "f32")
+    return request.param, open_engine(path, ctx=256)
+
+
+def test_logits_router_and_greedy_tokens_equal_the_oracle(case):
+    name, engine = case
+    prompts, moe_layers = oracle.load(name)
+    assert engine.kv == "f32"
+    for p in prompts:
+        logits, idx, w, layers = engine.forward(p.ids.tolist())
+        p.check(logits)
+        assert layers == moe_layers
+        if layers:
+            p.check_router(idx, w)
+        s = engine.session()
+        s.sync(p.ids.tolist())
+        greedy = []
+        for _ in p.greedy:
+            greedy.append(int(s.logits.argmax()))
+            s.eval(greedy[-1])
+        assert greedy == p.greedy.tolist()
+
+
+@pytest.mark.parametrize("split", [[1] * 150, [149, 1], [64, 64, 22], [7, 80, 1, 62]], ids=str)
+def test_any_split_of_the_prompt_gives_bit_identical_logits(case, split):
+    name, engine = case
+    ids = oracle.load(name)[0][2].ids.tolist()
+    whole, _, _, _ = engine.forward(ids)
+    s, at = engine.session(), 0
+    for n in split if len(split) < 150 else split[:40]:
+        logits = engine.step([(s, ids[at:at + n])])[0]
+        at += n
+        np.testing.assert_array_equal(logits, whole[at - 1])

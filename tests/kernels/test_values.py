@@ -1,0 +1,209 @@
+"""What blocks mean: values bit for bit those of ggml's gguf package, and its rounding; then the searching quantisers."""
+import gguf
+import numpy as np
+import pytest
+
+from moegg import kernels
+from moegg.errors import BadRequest
+from moegg.quants import QUANTS
+from tests.kernels.blocks import FLOATS, LEGACY, QUANTISED, K, bits, random_blocks
+
+GGML = {name: gguf.GGMLQuantizationType[name.upper()] for name in QUANTS}
+SYMMETRIC_TOP = {"q4_0": 8, "q5_0": 16}
+AFFINE_TOP = {"q4_1": 15, "q5_1": 31}
+
+
+def theirs(quant: str, data: np.ndarray) -> np.ndarray:
+    return np.asarray(gguf.quants.dequantize(data, GGML[quant]), np.float32)
+
+
+# --- values -------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("quant", QUANTS)
+def test_dequantised_values_equal_ggml_bit_for_bit(quant):
+    cols = 768 if quant in QUANTISED else 67
+    data = random_blocks(quant, 33, cols, np.random.default_rng(1), scale=3)
+    want = theirs(quant, data)
+    assert np.array_equal(bits(kernels.dequantize(quant, data, cols)), bits(want))
+
+
+@pytest.mark.parametrize("quant", ["f16", "bf16"])
+def test_every_half_precision_pattern_widens_and_narrows(quant):
+    data = np.arange(65536, dtype=np.uint16).view(np.uint8)[None]
+    x = kernels.dequantize(quant, data, 65536)
+    want = theirs(quant, data)
+    finite = ~np.isnan(want)
+    assert np.array_equal(np.isnan(x), ~finite)
+    assert np.array_equal(bits(x)[finite], bits(want)[finite])
+    back = kernels.quantize(quant, x)
+    assert np.array_equal(back.view(np.uint16)[finite], data.view(np.uint16)[finite])
+    assert np.isnan(kernels.dequantize(quant, back, 65536)[~finite]).all()
+
+
+def test_f16_rounding_is_to_nearest_even_with_overflow_to_infinity():
+    rng = np.random.default_rng(2)
+    edges = np.array([65504, 65519.996, 65520, 1e9, 2**-14, 2**-24, 2**-25, 2**-25 * 1.0001, 3 * 2**-25, 6.1e-5, 0, -0.0, np.inf], np.float32)
+    x = np.concatenate([edges, -edges, rng.integers(0, 2**32, 50000, dtype=np.uint64).astype(np.uint32).view(np.float32)])
+    x = x[~np.isnan(x)][None]
+    with np.errstate(over="ignore"):
+        want = x.astype(np.float16)
+    assert np.array_equal(kernels.quantize("f16", x).view(np.uint16), want.view(np.uint16))
+
+
+@pytest.mark.parametrize("quant", QUANTISED)
+def test_one_hot_columns_land_on_their_column_nibble_order(quant):
+    """G9: int4 nibble order and offset."""
+    cols = 256
+    x = np.diag(np.linspace(-2, 2, cols, dtype=np.float32))
+    x[128] = 0
+    x[128, 128] = 1
+    got = kernels.dequantize(quant, kernels.quantize(quant, x), cols)
+    assert np.abs(got - x).max() <= 2e-3 * 2
+    assert np.array_equal(np.argmax(np.abs(got), axis=1), np.arange(cols))
+
+
+# --- plain rounding -----------------------------------------------------------------------------------------------------
+
+def awkward_rows(cols: int) -> np.ndarray:
+    rng = np.random.default_rng(3)
+    x = (rng.standard_normal((40, cols)) * np.exp(rng.uniform(-8, 8, (40, 1)))).astype(np.float32)
+    x[0] = 0
+    x[1] = 0.25
+    x[2] = -0.25
+    x[3, ::2] = 0
+    x[4] = np.arange(cols) - cols // 2                              # ties
+    x[5] = (np.arange(cols) % 32 - 15.5) / 2
+    x[6] *= np.float32(1e-6)
+    x[7] = np.abs(x[7])
+    x[8] = -np.abs(x[8])
+    x[9, 1:] = 0
+    return x
+
+
+@pytest.mark.parametrize("quant", [*FLOATS, *LEGACY])
+def test_plain_rounding_equals_ggml_bit_for_bit(quant):
+    x = awkward_rows(256)
+    want = gguf.quants.quantize(x, GGML[quant]).view(np.uint8).reshape(len(x), -1)
+    assert np.array_equal(kernels.quantize(quant, x), want)
+
+
+def half_step(quant: str, x: np.ndarray) -> np.ndarray:
+    """The largest error of plain rounding, per block of 32: half a step, one where the far end clips, and the rounding of f16 scales:
+    2**-11 of their size, 2**-25 where they are subnormal, times the largest code."""
+    b = x.reshape(len(x), -1, 32)
+    top = np.abs(b).max(-1, keepdims=True)
+    span = b.max(-1, keepdims=True) - b.min(-1, keepdims=True)
+    step = (top / 127 / 2 if quant == "q8_0" else top / SYMMETRIC_TOP[quant] if quant in SYMMETRIC_TOP else span / AFFINE_TOP[quant] / 2)
+    return np.broadcast_to(step * 1.001 + (top + span) * 2.0**-10 + 127 * 2.0**-25, b.shape).reshape(x.shape)
+
+
+@pytest.mark.parametrize("quant", LEGACY)
+def test_plain_rounding_error_is_within_half_a_step(quant):
+    x = awkward_rows(256)
+    assert (np.abs(kernels.dequantize(quant, kernels.quantize(quant, x), 256) - x) <= half_step(quant, x)).all()
+
+
+# --- searches -----------------------------------------------------------------------------------------------------------
+
+def weight_like(shape, rng, tail: bool) -> np.ndarray:
+    x = rng.standard_t(4, shape) if tail else rng.standard_normal(shape)
+    return (x * 0.03).astype(np.float32)
+
+
+def rmse(quant: str, x: np.ndarray, **how) -> float:
+    return float(np.sqrt(np.mean((kernels.dequantize(quant, kernels.quantize(quant, x, **how), x.shape[1]).astype(np.float64) - x) ** 2)))
+
+
+@pytest.mark.parametrize("tail", [False, True])
+@pytest.mark.parametrize("quant", ["q4_0", "q4_1", "q5_0", "q5_1"])
+def test_search_lowers_the_error_of_plain_rounding(quant, tail):
+    x = weight_like((64, 512), np.random.default_rng(4), tail)
+    assert rmse(quant, x, search=True) < 0.99 * rmse(quant, x)
+
+
+def naive_k(quant: str, x: np.ndarray) -> float:
+    """RMSE of a k-quant without any search: minimum and maximum per sub-block, scales rounded to 6 bits (8 for q6_k)."""
+    if quant == "q6_k":
+        b = x.reshape(-1, 16, 16)
+        ext = np.take_along_axis(b, np.abs(b).argmax(-1, keepdims=True), -1)
+        d = ext / -32
+        unit = np.abs(d).max(1, keepdims=True).astype(np.float16).astype(np.float32) / 127
+        d = np.round(d / unit) * unit
+        y = d * np.clip(np.round(b / np.where(d == 0, 1, d)), -32, 31)
+        return float(np.sqrt(np.mean((y.reshape(x.shape) - x) ** 2)))
+    top = {"q4_k": 15, "q5_k": 31}[quant]
+    b = x.reshape(-1, 8, 32)
+    lo = np.minimum(b.min(-1, keepdims=True), 0)
+    d = (b.max(-1, keepdims=True) - lo) / top
+    du = (d.max(1, keepdims=True) / 63).astype(np.float16).astype(np.float32)
+    mu = (-lo.min(1, keepdims=True) / 63).astype(np.float16).astype(np.float32)
+    d, m = np.round(d / du) * du, np.round(-lo / np.where(mu == 0, 1, mu)) * mu
+    y = d * np.clip(np.round((b + m) / np.where(d == 0, 1, d)), 0, top) - m
+    return float(np.sqrt(np.mean((y.reshape(x.shape) - x) ** 2)))
+
+
+@pytest.mark.parametrize("tail", [False, True])
+@pytest.mark.parametrize("quant", K)
+def test_k_quants_are_no_worse_than_without_a_search(quant, tail):
+    x = weight_like((64, 512), np.random.default_rng(5), tail)
+    assert rmse(quant, x) < naive_k(quant, x)
+
+
+@pytest.mark.parametrize("quant, share", [("q4_k", 1 / 15), ("q5_k", 1 / 31), ("q6_k", 1 / 32)])
+def test_k_quants_error_is_bounded_by_a_step_of_the_block(quant, share):
+    """One step of the widest sub-block: half for rounding, the rest for 6-bit scales and what the search trades at the ends."""
+    x = weight_like((64, 512), np.random.default_rng(6), True)
+    b = x.reshape(-1, 256)
+    step = (b.max(1) - np.minimum(b.min(1), 0)) * share
+    err = np.abs(kernels.dequantize(quant, kernels.quantize(quant, x), 512) - x).reshape(b.shape)
+    assert (err.max(1) <= 1.5 * step).all()
+
+
+@pytest.mark.parametrize("search", [False, True])
+@pytest.mark.parametrize("quant", QUANTISED)
+def test_zero_and_constant_rows_survive(quant, search):
+    x = np.zeros((4, 256), np.float32)
+    x[1], x[2], x[3] = 0.5, -0.5, 1e-7
+    got = kernels.dequantize(quant, kernels.quantize(quant, x, search=search), 256)
+    assert (got[0] == 0).all()
+    assert np.allclose(got[1], 0.5, rtol=4e-3) and np.allclose(got[2], -0.5, rtol=4e-3)
+    assert np.isfinite(got).all() and np.abs(got[3]).max() < 1e-5
+
+
+@pytest.mark.parametrize("search", [False, True])
+@pytest.mark.parametrize("quant", QUANTS)
+def test_nan_infinity_and_huge_values_do_no_harm(quant, search):
+    x = np.zeros((5, 256), np.float32)
+    x[0, 3], x[1, 3], x[2, 3], x[3], x[4, ::2] = np.nan, np.inf, -np.inf, 3e38, -3e38
+    assert kernels.quantize(quant, x, search=search).shape == (5, QUANTS[quant].row_bytes(256))
+
+
+def test_quantising_twice_gives_the_same_bytes():
+    x = weight_like((8, 512), np.random.default_rng(7), True)
+    for quant in QUANTS:
+        assert np.array_equal(kernels.quantize(quant, x, search=True), kernels.quantize(quant, x.copy(), search=True))
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------------
+
+def test_wrong_arguments_are_named():
+    x = np.zeros((2, 48), np.float32)
+    with pytest.raises(BadRequest, match=r"q4_0: columns: got 48, expected a positive multiple of 32 \[kernel-shape\]"):
+        kernels.quantize("q4_0", x)
+    with pytest.raises(BadRequest, match=r"quant: got 'q9', expected one of f32, .*\[kernel-quant\]"):
+        kernels.quantize("q9", x)
+    with pytest.raises(BadRequest, match="expected float32 with 2 dimensions"):
+        kernels.quantize("f32", x.astype(np.float64))
+    with pytest.raises(BadRequest, match=r"dequantize: got uint8 \[2, 17\], expected uint8 \[N, 18\]"):
+        kernels.dequantize("q4_0", np.zeros((2, 17), np.uint8), 32)
+    with pytest.raises(BadRequest, match="expected a positive multiple"):
+        kernels.dequantize("f32", np.zeros((2, 0), np.uint8), 0)
+
+
+def test_unaligned_and_strided_arrays_are_taken():
+    data = random_blocks("q4_k", 4, 256, np.random.default_rng(8))
+    want = kernels.dequantize("q4_k", data, 256)
+    shifted = np.zeros(data.size + 1, np.uint8)[1:].reshape(data.shape)
+    shifted[:] = data
+    assert np.array_equal(kernels.dequantize("q4_k", shifted, 256), want)
+    assert np.array_equal(kernels.dequantize("q4_k", np.repeat(data, 2, axis=0)[::2], 256), want)

@@ -1,0 +1,135 @@
+"""Tiny checkpoints rebuilt from their recipes with numpy alone, and the results transformers computed for them in f32.
+
+tests/fixtures/oracles/<name>: config.json, generation_config.json, weights.json (the recipe), oracle.npz and oracle.json; the
+tokenizer is shared. Provenance, grammar and array names: the README there. write_shards() serves tiny.py too.
+"""
+import hashlib
+import json
+import shutil
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+FIXTURES = Path(__file__).parent / "fixtures" / "oracles"
+TOKENIZER = FIXTURES / "tokenizer"
+NAMES = sorted(p.parent.name for p in FIXTURES.glob("*/oracle.npz"))
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+
+
+def bf16(x):
+    """f32 -> bf16 bits, to nearest even."""
+    u = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    return ((u + 0x7FFF + ((u >> 16) & 1)) >> 16).astype("<u2")
+
+
+ENCODE = {"BF16": bf16, "F16": lambda x: x.astype("<f2"), "F32": lambda x: x.astype("<f4")}
+
+
+def write_safetensors(path, tensors, dtype):
+    """tensors: {name: array of floats}, all stored as `dtype` ('BF16', 'F16', 'F32')."""
+    head, blobs, at = {"__metadata__": {"format": "pt"}}, [], 0
+    for name, x in sorted(tensors.items()):
+        blobs.append(ENCODE[dtype](np.asarray(x, np.float32)).tobytes())
+        head[name] = {"dtype": dtype, "shape": list(x.shape), "data_offsets": [at, at + len(blobs[-1])]}
+        at += len(blobs[-1])
+    text = json.dumps(head, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(blobs))
+
+
+def write_shards(folder, tensors, dtype, n=1):
+    """model.safetensors, or n shards of consecutive names with model.safetensors.index.json."""
+    if n == 1:
+        return write_safetensors(folder / "model.safetensors", tensors, dtype)
+    names, where, per = list(tensors), {}, -(-len(tensors) // n)
+    for i in range(n):
+        file, part = f"model-{i + 1:05d}-of-{n:05d}.safetensors", names[i * per:(i + 1) * per]
+        write_safetensors(folder / file, {k: tensors[k] for k in part}, dtype)
+        where.update(dict.fromkeys(part, file))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+
+
+def values(seed, name, shape, kind, *params):
+    """One tensor of a recipe, float64. The stream depends on the tensor's name only, through the frozen legacy generator."""
+    if kind == "normal":
+        scale, shift = params[0], params[1] if len(params) > 1 else 0.0
+        return shift + scale * np.random.RandomState(zlib.crc32(f"{seed}:{name}".encode())).standard_normal(shape)
+    if kind == "const":
+        return np.full(shape, params[0])
+    assert kind == "list", kind
+    return np.array(params[0]).reshape(shape)
+
+
+def rebuild(name, folder):
+    """Write the complete checkpoint `name` (config, tokenizer, weights) into `folder`; returns it. Checks the recorded hash."""
+    folder, recipe = Path(folder), json.loads((FIXTURES / name / "weights.json").read_text())
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {k: values(recipe["seed"], k, *spec).astype(np.float32) for k, spec in recipe["tensors"].items()}
+    digest = hashlib.sha256(b"".join(ENCODE[recipe["dtype"]](x).tobytes() for x in tensors.values()))
+    assert digest.hexdigest() == recipe["sha256"], f"{name}: this platform does not reproduce the recipe"
+    write_shards(folder, tensors, recipe["dtype"], recipe["shards"])
+    for file in ("config.json", "generation_config.json"):
+        shutil.copyfile(FIXTURES / name / file, folder / file)
+    copy_tokenizer(folder)
+    return folder
+
+
+def copy_tokenizer(folder):
+    for file in TOKENIZER_FILES:
+        shutil.copyfile(TOKENIZER / file, folder / file)
+
+
+@dataclass
+class Prompt:
+    """What the reference computed for one prompt of S tokens: shapes in fixtures/oracles/README.md."""
+    ids: np.ndarray
+    logits_tail: np.ndarray
+    argmax: np.ndarray
+    argmax_logit: np.ndarray
+    argmax_gap: np.ndarray
+    logsumexp: np.ndarray
+    greedy: np.ndarray
+    greedy_gap: np.ndarray
+    hidden_rms: np.ndarray
+    hidden_last8: np.ndarray
+    router_idx: np.ndarray | None
+    router_w: np.ndarray | None
+    tolerance: float
+
+    def check(self, logits):
+        """Logits [S, V] of the whole prompt: tail, every argmax that is not a near tie, every logsumexp."""
+        tail = self.logits_tail
+        worst = float(np.abs(logits[-len(tail):] - tail).max())
+        assert worst <= self.tolerance, f"logits differ by {worst:.2e}, allowed {self.tolerance:.0e}"
+        clear = self.argmax_gap > 2 * self.tolerance
+        np.testing.assert_array_equal(logits.argmax(-1)[clear], self.argmax[clear])
+        np.testing.assert_allclose(logits.max(-1), self.argmax_logit, rtol=0, atol=self.tolerance)
+        top = logits.max(-1, keepdims=True)
+        total = top[:, 0] + np.log(np.exp((logits - top).astype(np.float64)).sum(-1))
+        np.testing.assert_allclose(total, self.logsumexp, rtol=0, atol=self.tolerance)
+
+    def check_router(self, idx, w):
+        """idx, w [M, S, K]: the same set of experts per layer and token, and the same weights for it, within 2e-3."""
+        ours, theirs = np.argsort(idx, axis=-1), np.argsort(self.router_idx, axis=-1)
+        np.testing.assert_array_equal(np.take_along_axis(idx, ours, -1), np.take_along_axis(self.router_idx, theirs, -1))
+        w, want = np.take_along_axis(w, ours, -1), np.take_along_axis(self.router_w, theirs, -1).astype(np.float32)
+        np.testing.assert_allclose(w, want, rtol=0, atol=2e-3)
+
+    def check_hidden(self, hidden):
+        """hidden [L + 1, S, D]: localises a fault to the first layer that is off."""
+        rms = np.sqrt((hidden.astype(np.float64) ** 2).mean((1, 2)))
+        np.testing.assert_allclose(rms, self.hidden_rms, rtol=1e-3)
+        off = np.abs(hidden[:, -1, :8] - self.hidden_last8).max(-1) / np.maximum(1, self.hidden_rms)
+        assert off.max() <= 1e-3, f"hidden state entering layer {int(np.argmax(off > 1e-3))} is off by {off.max():.2e}"
+
+
+def load(name):
+    """(the prompts of `name`, its MoE layers)."""
+    data, info = np.load(FIXTURES / name / "oracle.npz"), json.loads((FIXTURES / name / "oracle.json").read_text())
+    fields = [f for f in Prompt.__dataclass_fields__ if f != "tolerance"]
+    moe = data["moe_layers"].tolist() if "moe_layers" in data else []
+    prompts = [Prompt(*(data[f"p{i}_{f}"] if f"p{i}_{f}" in data else None for f in fields), info["tolerance"]["logits_abs"])
+               for i in range(3)]
+    return prompts, moe

@@ -1,0 +1,104 @@
+"""Whole models: forward() walks a moegg.arch.Model with the blocks of blocks.py; greedy() continues a prompt."""
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from moegg.arch import Mlp
+from tests.reference import blocks
+
+F32 = np.float32
+
+
+@dataclass
+class State:
+    """Keys (before rope) and values [S, G, Dh] per layer, of `n` positions evaluated so far."""
+    n: int = 0
+    kv: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+
+@dataclass
+class Result:
+    """logits [T, V]; hidden [L + 1, T, D]: residual stream entering each layer, last after the final norm; router_idx and
+    router_w [M, T, K] by descending weight, of the M MoE layers `moe_layers`."""
+    logits: np.ndarray
+    hidden: np.ndarray
+    moe_layers: list[int]
+    router_idx: np.ndarray
+    router_w: np.ndarray
+
+
+def forward(model, weights, ids, state=None):
+    """Evaluate ids [T] after the positions already in `state` (which it extends). weights: name -> f32, as load() gives them."""
+    state = State() if state is None else state
+    ids = np.asarray(ids, np.int64)
+    total = state.n + len(ids)
+    x = weights["embed"][ids] * F32(model.embed_scale)
+    hidden, routed = [], []
+    for number, layer in enumerate(model.layers):
+        hidden.append(x)
+        y = _attention(layer.attn, weights, _norm(layer.attn_norm, weights, x), number, state, total)
+        x = x + _norm(layer.attn_post_norm, weights, y)
+        h = _norm(layer.ffn_norm, weights, x)
+        if isinstance(layer.ffn, Mlp):
+            y = _mlp(layer.ffn, weights, h)
+        else:
+            idx, w = blocks.route(h, weights[layer.ffn.router.name], layer.ffn.top_k, layer.ffn.renormalise, layer.ffn.scale)
+            routed.append((number, idx, w))
+            y = blocks.moe(h, idx, w, lambda e, n=number: _expert(weights, n, e), layer.ffn.act)
+        x = x + _norm(layer.ffn_post_norm, weights, y)
+    x = _norm(model.final_norm, weights, x)
+    hidden.append(x)
+    logits = blocks.linear(x, weights[model.head.name if model.head else "embed"])
+    if model.logit_softcap:
+        logits = F32(model.logit_softcap) * np.tanh(logits / F32(model.logit_softcap))
+    state.n = total
+    return Result(logits, np.stack(hidden), [n for n, _, _ in routed], np.array([i for _, i, _ in routed]),
+                  np.array([w for _, _, w in routed]))
+
+
+def greedy(model, weights, ids, n):
+    """(n greedy ids, the gap between best and second logit at each): starts anew when the rope of the sequence changes."""
+    ids, out, gaps, state = list(map(int, ids)), [], [], State()
+    limits = sorted({limit for layer in model.layers if layer.attn.rope for limit, _, _ in layer.attn.rope.regimes()})
+    todo = ids
+    for _ in range(n):
+        logits = forward(model, weights, todo, state).logits[-1]
+        best = int(np.argmax(logits))
+        second, first = np.partition(logits, -2)[-2:]
+        out.append(best)
+        gaps.append(float(first - second))
+        ids, todo = [*ids, best], [best]
+        if any(state.n <= limit < len(ids) for limit in limits):
+            state, todo = State(), ids
+    return out, gaps
+
+
+def _norm(norm, weights, x):
+    return x if norm is None else blocks.rms_norm(x, weights[norm.weight.name], norm.eps)
+
+
+def _expert(weights, number, e):
+    return [weights[f"layers.{number}.experts.{e}.{part}"] for part in ("gate", "up", "down")]
+
+
+def _linear(x, weights, tensor, bias):
+    return blocks.linear(x, weights[tensor.name], weights[bias.name] if bias else None)
+
+
+def _mlp(m, weights, x):
+    return blocks.mlp(x, weights[m.gate.name], weights[m.up.name], weights[m.down.name], m.act,
+                      *(weights[b.name] if b else None for b in (m.gate_bias, m.up_bias, m.down_bias)))
+
+
+def _attention(a, weights, x, number, state, total):
+    q, k, v = (_linear(x, weights, t, b).reshape(len(x), -1, a.head_dim)
+               for t, b in ((a.q, a.q_bias), (a.k, a.k_bias), (a.v, a.v_bias)))
+    q, k = _norm(a.q_norm, weights, q), _norm(a.k_norm, weights, k)
+    if number in state.kv:
+        k, v = (np.concatenate(pair) for pair in zip(state.kv[number], (k, v), strict=True))
+    state.kv[number] = k, v
+    if a.rope:
+        inv, factor = next((inv, factor) for limit, inv, factor in a.rope.regimes() if total <= limit)
+        q = blocks.rope(q, np.arange(total - len(x), total), inv, factor, a.rope.interleaved)
+        k = blocks.rope(k, np.arange(total), inv, factor, a.rope.interleaved)
+    return _linear(blocks.attention(q, k, v, a.scale, a.window, a.softcap), weights, a.o, a.o_bias)

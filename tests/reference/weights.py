@@ -1,0 +1,68 @@
+"""Source checkpoints to the names of moegg files, by the Src steps of a description; the tests' own reading, in numpy alone.
+
+load_hf() and load_gguf() give {name: f32}: tensors as named in moegg.arch, experts as "layers.{l}.experts.{e}.{gate|up|down}".
+"""
+import json
+from pathlib import Path
+
+import numpy as np
+
+DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+
+
+def read_safetensors(path):
+    """{name: f32} of one file or of all shards in a folder."""
+    path = Path(path)
+    if path.is_dir():
+        return {k: v for file in sorted(path.glob("*.safetensors")) for k, v in read_safetensors(file).items()}
+    raw = path.read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    out = {}
+    for name, info in json.loads(raw[8:start]).items():
+        if name == "__metadata__":
+            continue
+        a, b = info["data_offsets"]
+        x = np.frombuffer(raw[start + a:start + b], DTYPES[info["dtype"]])
+        x = (x.astype(np.uint32) << 16).view(np.float32) if info["dtype"] == "BF16" else x.astype(np.float32)
+        out[name] = x.reshape(info["shape"])
+    return out
+
+
+def apply(src, array, e=0):
+    """The steps of one Src: stacked, transpose, rows, add."""
+    x = array[e] if src.stacked else array
+    x = x.swapaxes(-1, -2) if src.transpose else x
+    x = x[slice(*src.rows)] if src.rows else x
+    return x + np.float32(src.add) if src.add else x
+
+
+def resolve(model, arrays, kind):
+    """Arrays under the source's names -> arrays under the file's names. kind: 'hf' or 'gguf'. Checks every shape."""
+    def pick(node, e=0):
+        src = next(s for s in getattr(node, kind) if s.name.format(e=e) in arrays)
+        x = apply(src, arrays[src.name.format(e=e)], e)
+        assert x.shape == node.shape, (node.name, x.shape, node.shape)
+        return np.ascontiguousarray(x, np.float32)
+    out = {t.name: pick(t) for t in model.tensors()}
+    experts = [(x.layer, e, p) for x in model.experts() for e in range(x.n) for p in x.parts]
+    return out | {f"layers.{layer}.experts.{e}.{p.name}": pick(p, e) for layer, e, p in experts}
+
+
+def load_hf(folder, model):
+    return resolve(model, read_safetensors(folder), "hf")
+
+
+def gguf_meta(path, tensors=()):
+    """The metadata mapping that gguf_config() takes: Python values, tensor_names, and the float values of `tensors`."""
+    import gguf
+    reader = gguf.GGUFReader(path)
+    meta = {k: f.contents() for k, f in reader.fields.items()}
+    meta["tensor_names"] = frozenset(t.name for t in reader.tensors)
+    return meta | {f"tensor:{t.name}": t.data.astype(float).tolist() for t in reader.tensors if t.name in tensors}
+
+
+def load_gguf(path, model):
+    import gguf
+    arrays = {t.name: gguf.dequantize(t.data, t.tensor_type).reshape([int(n) for n in reversed(t.shape)])
+              for t in gguf.GGUFReader(path).tensors}
+    return resolve(model, arrays, "gguf")

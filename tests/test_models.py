@@ -1,0 +1,472 @@
+"""Every architecture module: its form, every key it honours or refuses, released configs, and both kinds of source."""
+import ast
+import copy
+import fnmatch
+import importlib
+import inspect
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moegg import registry
+from moegg.arch import ConfigReader, Mlp, Moe
+from moegg.errors import FormatError, MoeggError, UnsupportedModel
+from tests import oracle, tiny
+from tests.reference.forward import forward
+from tests.reference.weights import gguf_meta, load_gguf, load_hf, read_safetensors
+
+ARCHS = registry.names()
+ROLES = {"embed", "norm", "attn", "dense", "router", "head", "bias"}
+
+
+def describe(arch, config, **changes):
+    return registry.find(arch=arch).describe(ConfigReader(config | changes))
+
+
+# --- form ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_module_defines_four_names_and_says_what_it_does_not_support(arch):
+    """NAMES, describe, tiny, gguf_config; a docstring with Source and Not supported; nothing else is public."""
+    tree = ast.parse(inspect.getsource(registry.find(arch=arch)))
+    names = [n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+    names += [t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets]
+    assert {n for n in names if not n.startswith("_")} <= {"NAMES", "describe", "tiny", "gguf_config"}
+    assert {"NAMES", "describe", "tiny"} <= set(names)
+    assert "Source:" in ast.get_docstring(tree) and "Not supported:" in ast.get_docstring(tree)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_canonical_config_gives_the_same_model(arch):
+    for changes in ({}, {"rope_scaling": {"type": "linear", "factor": 2.0}}, {"tie_word_embeddings": True}):
+        cfg = ConfigReader(tiny.config(arch, **changes))
+        model = registry.find(arch=arch).describe(cfg)
+        stored = json.loads(json.dumps(cfg.used()))
+        assert registry.find(arch=arch).describe(ConfigReader(stored)) == model
+        assert cfg.unused() == [] and model.arch == arch
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_tiny_has_odd_sizes(arch):
+    model = tiny.describe(arch)
+    attn = model.layers[0].attn
+    assert model.vocab % 16 and len(model.layers) in (3, 4) and attn.head_dim * attn.n_head != model.d or arch == "qwen2"
+    assert all(t.role in ROLES for t in model.tensors())
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_damaged_config_is_an_error_of_ours_or_another_sound_model(arch):
+    """Every key of the tiny config replaced by values of every kind: a model or a MoeggError, never another exception."""
+    nasty = [None, True, False, -1, 0, 1, 3, 1.5, 1 << 40, 10 ** 400, math.nan, math.inf, 1e308, 5e-324, "", "silu", [], [0],
+             ["x"], [[]], {}, {"rope_type": "factors", "factors": [10 ** 400] * 10}, {"type": "yarn", "factor": 1e-300}, {"a": 1}]
+    base = tiny.config(arch)
+    paths = [(k,) for k in base] + [(k, s) for k, v in base.items() if isinstance(v, dict) for s in v]
+    paths += [(k,) for k in ("layer_types", "sliding_window", "rope_parameters", "text_config", "rope_local_base_freq",
+                             "attn_logit_softcapping", "partial_rotary_factor", "original_max_position_embeddings")]
+    for path in paths:
+        for value in nasty:
+            config = copy.deepcopy(base)
+            (config if len(path) == 1 else config[path[0]])[path[-1]] = value
+            try:
+                describe(arch, config)
+            except MoeggError as e:
+                assert "\n" not in str(e) and len(str(e)) < 600
+
+
+# --- released configs ---------------------------------------------------------------------------------------------------
+
+COMMON = {"bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "initializer_range": 0.02, "use_cache": True,
+          "attention_dropout": 0.0, "torch_dtype": "bfloat16", "transformers_version": "4.51.0"}
+QWEN = COMMON | {"vocab_size": 151936, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "use_sliding_window": False}
+RELEASED = {  # name: (arch, keys that matter, parameters as published)
+    "Qwen3-30B-A3B": ("qwen3-moe", QWEN | {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "attention_bias": False, "decoder_sparse_step": 1,
+        "head_dim": 128, "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 40960,
+        "max_window_layers": 48, "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True,
+        "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+        "num_key_value_heads": 4, "output_router_logits": False, "rope_scaling": None, "router_aux_loss_coef": 0.001,
+        "sliding_window": None, "tie_word_embeddings": False}, 30532122624),
+    "Qwen3-0.6B": ("qwen3", QWEN | {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False, "head_dim": 128,
+        "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28,
+        "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rope_scaling": None,
+        "sliding_window": None,
+        "tie_word_embeddings": True}, 596049920),
+    "Qwen2.5-0.5B-Instruct": ("qwen2", QWEN | {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864,
+        "max_position_embeddings": 32768, "max_window_layers": 21, "num_attention_heads": 14, "num_hidden_layers": 24,
+        "num_key_value_heads": 2, "sliding_window": 32768, "tie_word_embeddings": True}, 494032768),
+    "Llama-3.2-1B": ("llama", COMMON | {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "head_dim": 64,
+        "hidden_size": 2048, "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": False,
+        "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1,
+        "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+        "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3",
+                         "original_max_position_embeddings": 8192},
+        "tie_word_embeddings": True, "vocab_size": 128256}, 1235814400),
+    "SmolLM2-135M": ("llama", COMMON | {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "hidden_size": 576,
+        "intermediate_size": 1536, "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False,
+        "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3, "pretraining_tp": 1, "rms_norm_eps": 1e-5,
+        "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000, "tie_word_embeddings": True,
+        "vocab_size": 49152}, 134515008),
+    "Mistral-7B-v0.1": ("llama", COMMON | {
+        "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14336,
+        "max_position_embeddings": 32768, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False,
+        "vocab_size": 32000}, 7241732096),
+    "gemma-3-270m": ("gemma3", {
+        "_sliding_window_pattern": 6, "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "attn_logit_softcapping": None, "bos_token_id": 2, "eos_token_id": 1, "final_logit_softcapping": None, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 640, "initializer_range": 0.02, "intermediate_size": 2048,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 3, "max_position_embeddings": 32768,
+        "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 18, "num_key_value_heads": 1,
+        "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_local_base_freq": 10000.0,
+        "rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": 512, "torch_dtype": "bfloat16",
+        "transformers_version": "4.55.0",
+        "use_bidirectional_attention": False, "use_cache": True, "vocab_size": 262144}, 268098176),
+    "gemma-3-1b-it": ("gemma3", {
+        "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "attn_logit_softcapping": None,
+        "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106], "final_logit_softcapping": None,
+        "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "initializer_range": 0.02,
+        "intermediate_size": 6912, "max_position_embeddings": 32768, "model_type": "gemma3_text", "num_attention_heads": 4,
+        "num_hidden_layers": 26, "num_key_value_heads": 1, "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6,
+        "rope_local_base_freq": 10000, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512,
+        "sliding_window_pattern": 6, "torch_dtype": "bfloat16", "transformers_version": "4.50.0", "use_cache": True,
+        "vocab_size": 262144}, 999885952),
+    "gemma-3-4b-it": ("gemma3", {       # a nested config leaves out what equals the class default
+        "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eoi_token_index": 256000,
+        "eos_token_id": [1, 106], "image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256,
+        "model_type": "gemma3", "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024},
+        "torch_dtype": "bfloat16", "transformers_version": "4.50.0", "vision_config": {"hidden_size": 1152}},
+        4300079472 - 416866032 - 2950272),      # all, less vision tower and projector
+}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_released_configs_are_read_to_the_last_key_and_give_the_published_size(name):
+    arch, config, parameters = RELEASED[name]
+    cfg = ConfigReader(config)
+    model = registry.find(hf=config["architectures"][0]).describe(cfg)
+    assert (model.arch, model.parameter_count(), cfg.unused()) == (arch, parameters, [])
+
+
+def test_sizes_of_qwen3_30b_a3b():
+    """3.3 B active; one expert is 768 x 2048 three times."""
+    model = describe("qwen3-moe", RELEASED["Qwen3-30B-A3B"][1])
+    assert 3.0e9 < model.active_count() < 3.4e9
+    assert [p.shape for p in model.experts()[47].parts] == [(768, 2048), (768, 2048), (2048, 768)]
+    assert model.layers[0].attn.q.shape == (4096, 2048) and model.layers[0].attn.scale == pytest.approx(128 ** -0.5)
+
+
+def test_gemma_3_4b_takes_what_it_leaves_out_from_the_class():
+    model = describe("gemma3", RELEASED["gemma-3-4b-it"][1])
+    full, local = model.layers[5].attn, model.layers[4].attn
+    assert (full.n_head, full.n_kv_head, full.head_dim, full.scale) == (8, 4, 256, 1 / 16)
+    assert (model.vocab, model.ctx_train) == (262208, 131072)
+    assert (full.window, local.window) == (0, 1024)
+    assert (full.rope.theta, dict(full.rope.scaling)["factor"], local.rope.theta, local.rope.scaling) == (1e6, 8.0, 1e4, ())
+    assert model.head is None and model.embed_scale == 2560 ** 0.5 and not model.embed.gather
+
+
+# --- keys ---------------------------------------------------------------------------------------------------------------
+
+
+def test_biases_follow_their_keys():
+    def biases(arch, **changes):
+        attn, ffn = (layer := tiny.describe(arch, **changes).layers[0]).attn, layer.ffn
+        return "".join(n for n, t in zip("qkvogud", (attn.q_bias, attn.k_bias, attn.v_bias, attn.o_bias, *(
+            getattr(ffn, f"{p}_bias", None) for p in ("gate", "up", "down"))), strict=True) if t)
+    assert biases("llama") == "" and biases("llama", attention_bias=True) == "qkvo" and biases("llama", mlp_bias=True) == "gud"
+    assert biases("llama", model_type="internlm3", qkv_bias=True) == "qkv"
+    assert biases("llama", model_type="internlm3", bias=True) == "ogud"
+    assert biases("qwen2") == "qkv"
+    for arch in ("qwen3", "qwen3-moe", "gemma3"):
+        assert biases(arch) == "" and biases(arch, attention_bias=True) == "qkvo"
+
+
+def test_tying_defaults_differ_by_class():
+    for arch in ARCHS:
+        absent = tiny.describe(arch, tie_word_embeddings=None)
+        assert (absent.head is None) == (arch == "gemma3")
+        assert absent.embed.gather == (absent.head is not None)
+        assert tiny.describe(arch, tie_word_embeddings=False).head.shape == tiny.describe(arch).embed.shape
+
+
+def windows(arch, **changes):
+    return [layer.attn.window for layer in tiny.describe(arch, **changes).layers]
+
+
+def test_sliding_windows_of_mistral_are_in_every_layer_and_null_means_none():
+    assert windows("llama", model_type="mistral", sliding_window=32) == [32] * 3
+    assert windows("llama", model_type="mistral") == [4096] * 3     # absent: the class default
+    assert set(windows("llama", sliding_window=32)) == {0}          # Llama has no such key
+    config = tiny.config("llama", model_type="mistral") | {"sliding_window": None}
+    model = describe("llama", config)
+    assert {layer.attn.window for layer in model.layers} == {0}
+    cfg = ConfigReader(config)
+    registry.find(arch="llama").describe(cfg)
+    assert describe("llama", cfg.used()) == model                   # null survives in the canonical config
+    with pytest.raises(UnsupportedModel, match="'layer_types'"):
+        windows("llama", model_type="mistral", sliding_window=32, layer_types=["sliding_attention"] * 2 + ["full_attention"])
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3"])
+def test_sliding_windows_of_qwen_are_in_the_upper_layers(arch):
+    assert windows(arch, sliding_window=9, max_window_layers=1) == [0, 0, 0]
+    assert windows(arch, use_sliding_window=True, sliding_window=9, max_window_layers=1) == [0, 9, 9]
+    assert windows(arch, use_sliding_window=True, max_window_layers=2) == [0, 0, 4096]
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert windows(arch, use_sliding_window=True, sliding_window=9, layer_types=types) == [9, 0, 9]
+    assert windows(arch, sliding_window=9, layer_types=["full_attention"] * 3) == [0, 0, 0]
+    for types in (["sliding_attention"] * 3, ["full_attention"] * 2):
+        with pytest.raises(FormatError, match="'layer_types'"):
+            windows(arch, sliding_window=9, layer_types=types)
+    with pytest.raises(UnsupportedModel, match="'layer_types'"):
+        windows(arch, layer_types=["chunked_attention"] * 3)
+
+
+def test_sliding_windows_of_qwen3_moe_are_in_all_layers():
+    """This class ignores max_window_layers."""
+    assert windows("qwen3-moe", use_sliding_window=True, sliding_window=9, max_window_layers=2) == [9] * 4
+    assert windows("qwen3-moe", sliding_window=9) == [0] * 4
+
+
+def test_sliding_windows_of_gemma3_follow_the_pattern_or_the_types():
+    assert windows("gemma3") == [11, 11, 0, 11]
+    assert windows("gemma3", sliding_window_pattern=None) == [11] * 4
+    assert windows("gemma3", sliding_window_pattern=None, _sliding_window_pattern=2) == [11, 0, 11, 0]
+    assert windows("gemma3", layer_types=["full_attention"] * 3 + ["sliding_attention"]) == [0, 0, 0, 11]
+
+
+def test_dense_layers_of_qwen3_moe():
+    def kinds(**changes):
+        return "".join("m" if isinstance(x.ffn, Moe) else "d" for x in tiny.describe("qwen3-moe", **changes).layers)
+    assert kinds() == "mdmm" and kinds(mlp_only_layers=[0, 3]) == "dmmd" and kinds(mlp_only_layers=None) == "mmmm"
+    assert kinds(mlp_only_layers=None, decoder_sparse_step=2) == "dmdm" and kinds(num_experts=0) == "dddd"
+    assert isinstance(tiny.describe("qwen3-moe").layers[1].ffn, Mlp)
+
+
+def test_router_keys_of_qwen3_moe():
+    moe = tiny.describe("qwen3-moe", norm_topk_prob=None, num_experts=None, num_local_experts=5).layers[0].ffn
+    assert (moe.renormalise, moe.top_k, moe.experts.n, moe.router.shape, moe.score) == (False, 3, 5, (5, 72), "softmax")
+    with pytest.raises(FormatError, match="'num_experts_per_tok' is 3; there are 2 experts"):
+        tiny.describe("qwen3-moe", num_experts=2)
+
+
+def test_head_dim_defaults_differ_by_class():
+    assert [tiny.describe(a, head_dim=None, num_attention_heads=4, num_key_value_heads=2, hidden_size=64).layers[0].attn.head_dim
+            for a in ("llama", "qwen2", "qwen3", "qwen3-moe", "gemma3")] == [16, 16, 128, 16, 256]
+
+
+def test_rope_of_gemma3_in_both_spellings():
+    new = tiny.describe("gemma3", rope_theta=None, rope_local_base_freq=None, rope_scaling=None, rope_parameters={
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}})
+    assert new == tiny.describe("gemma3")
+    assert tiny.describe("gemma3", rope_theta=None, rope_local_base_freq=None) == new       # the class defaults
+    with pytest.raises(UnsupportedModel, match="'rope_parameters'"):
+        tiny.describe("gemma3", rope_scaling=None, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+
+
+def test_soft_caps_and_scale_of_gemma3():
+    model = tiny.describe("gemma3", attn_logit_softcapping=50.0, final_logit_softcapping=30.0, query_pre_attn_scalar=64)
+    assert (model.layers[0].attn.softcap, model.logit_softcap, model.layers[0].attn.scale) == (50.0, 30.0, 0.125)
+    plain = tiny.describe("gemma3")
+    assert (plain.layers[0].attn.softcap, plain.logit_softcap) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_activations(arch):
+    key = "hidden_activation" if arch == "gemma3" else "hidden_act"
+    for name, act in (("silu", "silu"), ("gelu_pytorch_tanh", "gelu_tanh")):
+        assert tiny.describe(arch, **{key: name}).layers[1].ffn.act == act
+    with pytest.raises(UnsupportedModel, match=f"'{key}' is 'gelu'; supported: 'silu'"):
+        tiny.describe(arch, **{key: "gelu"})
+
+
+@pytest.mark.parametrize("arch, changes, key", [
+    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"), ("qwen2", {"use_mrope": True}, "use_mrope"),
+    ("qwen3", {"rope_scaling": {"type": "mrope"}}, "rope_scaling.type"), ("qwen3-moe", {"qkv_bias": True}, "qkv_bias"),
+    ("qwen3-moe", {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size"),
+    ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention")])
+def test_what_is_not_supported_is_refused_by_key(arch, changes, key):
+    with pytest.raises(UnsupportedModel, match=rf"'{key}' is .*\[arch-unsupported\]"):
+        tiny.describe(arch, **changes)
+
+
+@pytest.mark.parametrize("changes, key", [
+    ({"num_key_value_heads": 4}, "num_key_value_heads"), ({"head_dim": 21}, "head_dim"),
+    ({"head_dim": None, "hidden_size": 71}, "num_attention_heads"), ({"hidden_size": None}, "hidden_size"),
+    ({"num_hidden_layers": 5000}, "num_hidden_layers")])
+def test_sizes_that_contradict_each_other_are_named(changes, key):
+    with pytest.raises(FormatError, match=key):
+        tiny.describe("llama", **changes)
+
+
+# --- sources ------------------------------------------------------------------------------------------------------------
+
+
+def sources(node, kind):
+    return [s.name for s in getattr(node, kind)]
+
+
+@pytest.mark.parametrize("name", oracle.NAMES)
+def test_descriptions_name_every_tensor_of_the_checkpoint_or_ignore_it(name, tmp_path):
+    folder = oracle.rebuild(name, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    module = registry.find(hf=config["architectures"][0])
+    model, have = module.describe(ConfigReader(config)), set(read_safetensors(folder))
+    for t in model.tensors():
+        have.remove(next(n for n in sources(t, "hf") if n in have))
+    for x in model.experts():
+        for e in range(x.n):
+            for p in x.parts:
+                have.remove(next(n.format(e=e) for n in sources(p, "hf") if n.format(e=e) in have))
+    left = [n for n in have if not any(fnmatch.fnmatch(n, g) for g in module.NAMES["ignore"])]
+    assert left == [] and (have == set() or name == "gemma3")       # only the vision tower and projector are left out
+
+
+def test_fused_experts_of_transformers_5_give_the_same_weights(tmp_path):
+    model = tiny.describe("qwen3-moe")
+    folder = tiny.hf(tmp_path, "qwen3-moe", dtype="F32")
+    plain, arrays = load_hf(folder, model), read_safetensors(folder)
+    for x in model.experts():
+        at = f"model.layers.{x.layer}.mlp.experts"
+        gate, up, down = ([arrays.pop(f"{at}.{e}.{p}_proj.weight") for e in range(x.n)] for p in ("gate", "up", "down"))
+        arrays[f"{at}.gate_up_proj"] = np.concatenate([gate, up], 1)
+        arrays[f"{at}.down_proj"] = np.stack(down)
+    (folder / "model.safetensors").unlink()
+    oracle.write_safetensors(folder / "model.safetensors", arrays, "F32")
+    fused = load_hf(folder, model)
+    assert fused.keys() == plain.keys() and all(np.array_equal(fused[k], plain[k]) for k in plain)
+
+
+@pytest.mark.parametrize("arch, changes", [
+    *((a, {}) for a in ARCHS), ("llama", {"rope_scaling": {"type": "linear", "factor": 3.0}, "tie_word_embeddings": True}),
+    ("llama", {"model_type": "internlm3", "qkv_bias": True, "bias": True, "rope_scaling": None}),
+    ("qwen2", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}}),
+    ("qwen3-moe", {"norm_topk_prob": False, "mlp_only_layers": None, "attention_bias": True}),
+    ("gemma3", {"final_logit_softcapping": 5.0, "query_pre_attn_scalar": 40, "rope_local_base_freq": 500.0})])
+def test_hf_and_gguf_of_the_same_weights_give_the_same_logits(arch, changes, tmp_path):
+    module = registry.find(arch=arch)
+    folder, path = tiny.hf(tmp_path / "hf", arch, **changes), tiny.gguf(tmp_path / "tiny.gguf", arch, **changes)
+    model = module.describe(ConfigReader(json.loads((folder / "config.json").read_text())))
+    cfg = ConfigReader(module.gguf_config(gguf_meta(path, module.NAMES["gguf_config_tensors"])))
+    other = module.describe(cfg)
+    table, table2 = ([(t.name, t.shape, t.role, t.gather) for t in m.tensors()] for m in (model, other))
+    assert table == table2
+    assert cfg.unused() == [] and module.describe(ConfigReader(json.loads(json.dumps(cfg.used())))) == other
+    ids = np.arange(3, 43) * 11 % 500
+    ours, theirs = forward(model, load_hf(folder, model), ids), forward(other, load_gguf(path, other), ids)
+    np.testing.assert_allclose(ours.logits, theirs.logits, rtol=0, atol=2e-4)
+    np.testing.assert_array_equal(ours.router_idx, theirs.router_idx)
+    assert ours.logits.std() > 1
+
+
+META = {
+    "smollm2": {"general.architecture": "llama", "llama.block_count": 30, "llama.context_length": 8192,
+                "llama.embedding_length": 576, "llama.feed_forward_length": 1536, "llama.attention.head_count": 9,
+                "llama.attention.head_count_kv": 3, "llama.rope.freq_base": 100000.0,
+                "llama.attention.layer_norm_rms_epsilon": 9.999999747378752e-06,
+                "llama.vocab_size": 49152, "llama.rope.dimension_count": 64, "tensor_names": frozenset()},
+    "gemma3": {"general.architecture": "gemma3", "gemma3.context_length": 32768, "gemma3.embedding_length": 640,
+               "gemma3.block_count": 18, "gemma3.feed_forward_length": 2048, "gemma3.attention.head_count": 4,
+               "gemma3.attention.layer_norm_rms_epsilon": 9.999999974752427e-07, "gemma3.attention.key_length": 256,
+               "gemma3.attention.value_length": 256, "gemma3.rope.freq_base": 1000000.0, "gemma3.attention.sliding_window": 512,
+               "gemma3.attention.head_count_kv": 1, "tokenizer.ggml.tokens": ["x"] * 262144, "tensor_names": frozenset()},
+}
+
+
+def from_gguf(name, **changes):
+    meta = META[name] | {f"{META[name]['general.architecture']}.{k}": v for k, v in changes.items()}
+    return from_meta(meta)
+
+
+def from_meta(meta):
+    module = registry.find(gguf=meta["general.architecture"])
+    return module.describe(ConfigReader(module.gguf_config(meta), where="GGUF metadata"))
+
+
+def test_metadata_of_two_real_files():
+    """SmolLM2-135M-Instruct Q4_1 and Gemma-3 270M Q4_K_M."""
+    llama, gemma = from_gguf("smollm2"), from_gguf("gemma3")
+    assert llama.parameter_count() == 134515008 and llama.head is None and llama.layers[0].attn.rope.interleaved
+    assert gemma.parameter_count() == 268098176 and [x.attn.window for x in gemma.layers] == ([512] * 5 + [0]) * 3
+    assert (gemma.layers[0].attn.rope.theta, gemma.layers[5].attn.rope.theta, gemma.layers[0].attn.scale) == (1e4, 1e6, 1 / 16)
+    released = describe("gemma3", RELEASED["gemma-3-270m"][1])
+    assert [t.shape for t in released.tensors()] == [t.shape for t in gemma.tensors()]
+
+
+def test_gguf_scale_of_gemma3_27b_is_hidden_over_heads():
+    model = from_gguf("gemma3", **{"block_count": 62, "embedding_length": 5376, "attention.head_count": 32,
+                                   "attention.key_length": 128, "attention.value_length": 128})
+    assert model.layers[0].attn.scale == pytest.approx(168 ** -0.5)
+
+
+def test_gguf_rope_scaling_as_llama_cpp_reads_it():
+    def rope(**changes):
+        return from_gguf("smollm2", **changes).layers[0].attn.rope
+    assert rope().scaling == () and rope(**{"rope.scaling.type": "none", "rope.scaling.factor": 4.0}).scaling == ()
+    assert rope(**{"rope.scale_linear": 2.0}) == rope(**{"rope.scaling.type": "linear", "rope.scaling.factor": 2.0})
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 2048}
+    assert rope(**yarn).regimes()[0][2] == pytest.approx(0.1 * math.log(4) + 1)
+    assert rope(**yarn, **{"rope.scaling.attn_factor": 0.5}).regimes()[0][2] == pytest.approx(0.5 * (0.1 * math.log(4) + 1))
+    with pytest.raises(UnsupportedModel, match="'llama.rope.scaling.type' is 'su'"):
+        rope(**{"rope.scaling.type": "su"})
+    meta = META["smollm2"] | {"tensor:rope_freqs.weight": [1.0] * 16 + [32.0] * 16}
+    assert from_meta(meta).layers[0].attn.rope.regimes()[0][1][31] == pytest.approx(1e5 ** (-62 / 64) / 32)
+    with pytest.raises(UnsupportedModel, match="rope_freqs"):
+        from_meta(meta | {f"llama.{k}": v for k, v in yarn.items()})
+    with pytest.raises(FormatError, match="rope_factors_"):
+        rope(**{"rope.scaling.type": "longrope"})
+
+
+@pytest.mark.parametrize("name", META)
+def test_damaged_gguf_metadata_is_an_error_of_ours_or_another_sound_model(name):
+    arch = META[name]["general.architecture"]
+    keys = [k for k in META[name] if k.startswith(arch)] + ["tensor:rope_freqs.weight", *(f"{arch}.{k}" for k in (
+        "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scale_linear",
+        "attention.scale"))]
+    for key in keys:
+        for value in (None, True, -1, 0, 1, 2.5, math.nan, math.inf, 1e-300, 1 << 40, "", "yarn", [], [0], [[1]], [-1, 2]):
+            for scaled in ({}, {f"{arch}.rope.scaling.type": "yarn", f"{arch}.rope.scaling.factor": 4.0}):
+                try:
+                    from_meta(META[name] | scaled | {key: value})
+                except MoeggError as e:
+                    assert len(str(e)) < 600
+
+
+@pytest.mark.parametrize("changes, error, key", [
+    ({"expert_count": 8}, UnsupportedModel, "llama.expert_count"), ({"block_count": "x"}, FormatError, "block_count"),
+    ({"rope.dimension_count": 32}, UnsupportedModel, "dimension_count"),
+    ({"attention.head_count_kv": [3] * 29 + [1]}, UnsupportedModel, "head_count_kv"),
+    ({"vocab_size": None}, FormatError, "vocab_size"), ({"attention.value_length": 128}, UnsupportedModel, "value_length")])
+def test_gguf_metadata_that_cannot_be_honoured_is_named(changes, error, key):
+    with pytest.raises(error, match=key):
+        from_gguf("smollm2", **changes)
+
+
+def test_gguf_head_counts_may_be_equal_arrays():
+    assert from_gguf("smollm2", **{"attention.head_count_kv": [3] * 30}) == from_gguf("smollm2")
+
+
+def test_gguf_untied_head_is_seen_by_its_tensor():
+    model = from_meta(META["smollm2"] | {"tensor_names": frozenset({"output.weight"})})
+    assert model.head.gguf[0].name == "output.weight" and model.embed.gather
+
+
+# --- documents ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_readme_beside_the_modules_explains_every_key_of_names():
+    folder = Path(importlib.import_module("moegg.models").__path__[0])
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    keys = {k for arch in ARCHS for k in registry.find(arch=arch).NAMES}
+    assert [k for k in sorted(keys) if f'"{k}"' not in text] == []

@@ -1,0 +1,166 @@
+"""Random tiny checkpoints of any registered architecture, from its own description: a Hugging Face folder and a GGUF file.
+
+Both hold the same weights for the same arch, seed and changes. All values are bf16 values, so that BF16 and F32 files agree; the
+tokenizer is that of tests/fixtures/oracles (500 entries). Uses the gguf package to write, never moegg's own formats.
+"""
+import json
+import zlib
+
+import numpy as np
+
+from moegg import registry
+from moegg.arch import ConfigReader, Mlp, Moe
+from tests import oracle
+
+
+def config(arch, **changes):
+    """The architecture's tiny() config with `changes` on top; a change to None removes the key."""
+    merged = registry.find(arch=arch).tiny() | changes
+    return {k: v for k, v in merged.items() if v is not None}
+
+
+def describe(arch, **changes):
+    return registry.find(arch=arch).describe(ConfigReader(config(arch, **changes)))
+
+
+def weights(model, seed=0):
+    """{name in the file: f32}, experts as 'layers.{l}.experts.{e}.{part}'; every tensor has a stream of its own."""
+    def draw(name, shape, role):
+        x = np.random.default_rng(zlib.crc32(f"{seed}:{name}".encode())).standard_normal(shape, np.float32)
+        if role == "norm":
+            return 1 + np.round(np.clip(x * 25, -90, 90)) / np.float32(128)      # exact in bf16, and so is w - 1
+        return _round(x * (0.2 if role == "bias" else 0.4 if role in ("embed", "head") else 1.3 / shape[-1] ** 0.5))
+    out = {t.name: draw(t.name, t.shape, t.role) for t in model.tensors()}
+    return out | {name: draw(name, part.shape, "expert") for name, part in _expert_parts(model)}
+
+
+def hf(folder, arch, *, seed=0, dtype="BF16", shards=1, **changes):
+    """Write config.json, tokenizer and safetensors into `folder`; returns it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    module, cfg = registry.find(arch=arch), config(arch, **changes)
+    model = module.describe(ConfigReader(cfg))
+    stored = {"architectures": [module.NAMES["hf"][0]], **cfg, "bos_token_id": 1, "eos_token_id": 2}
+    (folder / "config.json").write_text(json.dumps(stored, indent=1))
+    (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": [2, 4]}))
+    oracle.copy_tokenizer(folder)
+    oracle.write_shards(folder, to_source(model, weights(model, seed), "hf"), dtype, shards)
+    return folder
+
+
+def gguf(path, arch, *, seed=0, qtype="F32", tokenizer=True, **changes):
+    """Write a GGUF file; returns its path. qtype: of matrices whose rows fit its blocks, others are F16; norms and biases F32."""
+    import gguf as package
+    module = registry.find(arch=arch)
+    name, model = module.NAMES["gguf"][0], describe(arch, **changes)
+    tensors, meta = to_source(model, weights(model, seed), "gguf"), gguf_metadata(model, name)
+    if name == "llama":
+        tensors = {k: _interleave(model, v) if k.endswith(_PERMUTED) else v for k, v in tensors.items()}
+    rope = next(x.attn.rope for x in model.layers if not x.attn.window or len({y.attn.window for y in model.layers}) == 1)
+    scaling = dict(rope.scaling)
+    match scaling.get("rope_type"):
+        case "llama3" | "factors":
+            plain = rope.theta ** (-2.0 * np.arange(rope.dim // 2) / rope.dim)
+            tensors["rope_freqs.weight"] = (plain / rope.regimes()[0][1]).astype(np.float32)
+        case "longrope":
+            tensors |= {f"rope_factors_{k}.weight": np.array(scaling[f"{k}_factor"], np.float32) for k in ("long", "short")}
+            meta |= {"rope.scaling.type": "longrope", "rope.scaling.attn_factor": rope.regimes()[0][2]}
+        case "linear" | "yarn" as kind:
+            meta |= {"rope.scaling.type": kind, "rope.scaling.factor": scaling["factor"]}
+    if "original_max_position_embeddings" in scaling and "rope.scaling.type" in meta:
+        meta["rope.scaling.original_context_length"] = scaling["original_max_position_embeddings"]
+    writer = package.GGUFWriter(path, name)
+    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in meta.items():
+        add[type(value)](f"{name}.{key}", value)
+    if tokenizer:
+        _add_tokenizer(writer, model.vocab)
+    kind = package.GGMLQuantizationType[qtype]
+    for key, x in tensors.items():
+        fits = x.shape[-1] % package.GGML_QUANT_SIZES[kind][0] == 0
+        t = package.GGMLQuantizationType.F32 if x.ndim == 1 else kind if fits else package.GGMLQuantizationType.F16
+        writer.add_tensor(key, package.quantize(x, t), raw_dtype=t)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    return path
+
+
+def to_source(model, files, kind):
+    """The inverse of a description's Src steps: {name in the file: array} -> {name in the source: array}. kind: 'hf', 'gguf'."""
+    whole, stacks = {}, {}
+    def put(node, x, e=None):
+        src = getattr(node, kind)[0]
+        x = x - np.float32(src.add)
+        name = src.name.format(e=e)
+        slot = stacks.setdefault(name, {}).setdefault(e, {}) if src.stacked else whole.setdefault(name, {})
+        slot[src.rows] = x.swapaxes(-1, -2) if src.transpose and not src.rows else x
+        assert not (src.transpose and src.rows), "write this case when a description needs it"
+    for t in model.tensors():
+        put(t, files[t.name])
+    for name, part in _expert_parts(model):
+        put(part, files[name], int(name.split(".")[3]))
+    return {n: _join(x) for n, x in whole.items()} | {n: np.stack([_join(x[e]) for e in sorted(x)]) for n, x in stacks.items()}
+
+
+def gguf_metadata(model, name):
+    """'<arch>.*' keys as llama.cpp's converter would write them, without the prefix."""
+    first, ffns = model.layers[0].attn, [layer.ffn for layer in model.layers]
+    full = next((layer.attn for layer in model.layers if not layer.attn.window), first)
+    meta = {"block_count": len(model.layers), "context_length": model.ctx_train, "embedding_length": model.d,
+            "attention.head_count": first.n_head, "attention.head_count_kv": first.n_kv_head,
+            "attention.key_length": first.head_dim, "attention.value_length": first.head_dim,
+            "attention.layer_norm_rms_epsilon": model.final_norm.eps, "rope.freq_base": full.rope.theta,
+            "rope.dimension_count": full.rope.dim, "vocab_size": model.vocab}
+    for ffn in ffns:
+        if isinstance(ffn, Mlp):
+            meta["feed_forward_length"] = ffn.gate.shape[0]
+        if isinstance(ffn, Moe):
+            meta |= {"expert_count": ffn.experts.n, "expert_used_count": ffn.top_k, "expert_weights_norm": ffn.renormalise,
+                     "expert_feed_forward_length": ffn.experts.part("gate").shape[0]}
+    if name == "gemma3":
+        local = next(layer.attn for layer in model.layers if layer.attn.window)
+        meta |= {"attention.sliding_window": local.window, "rope.freq_base_swa": local.rope.theta, "attention.scale": local.scale,
+                 "attention.sliding_window_pattern": 1 + next(i for i, x in enumerate(model.layers) if not x.attn.window),
+                 "attn_logit_softcapping": local.softcap, "final_logit_softcapping": model.logit_softcap}
+    return meta
+
+
+_PERMUTED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
+
+
+def _interleave(model, x):
+    """llama.cpp's row order for its "llama": in each head, rows i and i + dim/2 become neighbours."""
+    dim = model.layers[0].attn.head_dim
+    return x.reshape(-1, 2, dim // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def _join(pieces):
+    if None in pieces:
+        return pieces[None]
+    out = np.zeros((max(stop for _, stop, _ in pieces), *next(iter(pieces.values())).shape[1:]), np.float32)
+    for (start, stop, step), x in pieces.items():
+        out[start:stop:step] = x
+    return out
+
+
+def _expert_parts(model):
+    return [(f"layers.{x.layer}.experts.{e}.{p.name}", p) for x in model.experts() for e in range(x.n) for p in x.parts]
+
+
+def _round(x):
+    return (oracle.bf16(x).astype(np.uint32) << 16).view(np.float32)
+
+
+def _add_tokenizer(writer, vocab):
+    data = json.loads((oracle.TOKENIZER / "tokenizer.json").read_text())
+    tokens = {i: t for t, i in data["model"]["vocab"].items()} | {t["id"]: t["content"] for t in data["added_tokens"]}
+    special = {t["id"] for t in data["added_tokens"]}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list([tokens.get(i, f"[PAD{i}]") for i in range(vocab)])
+    writer.add_token_types([3 if i in special else 1 if i in tokens else 5 for i in range(vocab)])
+    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in data["model"]["merges"]])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(0)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template((oracle.TOKENIZER / "chat_template.jinja").read_text())
