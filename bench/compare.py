@@ -18,8 +18,8 @@ from common import header, last_json, parser
 
 from moegg.commands.measure import Others, machine
 
-METRICS = {"prefill_tps": ("prefill, tok/s", 1), "decode_tps": ("decode, tok/s", 1), "ttft_s": ("first token, s", -1),
-           "peak_memory_bytes": ("peak memory, bytes", -1)}                 # 1: more is better
+METRICS = {"prefill_tps": ("prefill, tok/s", 1, 1), "decode_tps": ("decode, tok/s", 1, 1), "ttft_s": ("first token, s", 1, -1),
+           "peak_memory_bytes": ("peak memory, MiB", 1 << 20, -1)}          # label, unit, and 1 if more is better
 SAME = ("vocab", "seed", "threads", "prompt", "warm", "gen", "ctx_depth")   # what both must agree in
 NOISE = 0.1
 
@@ -40,8 +40,8 @@ def measure(commands: list[str], rounds: int, block: int) -> tuple[list[list[dic
 def rows(results: list[list[dict]]) -> dict[str, dict]:
     """Per metric that both sides have: median, least and most of each side, the ratio of A to B (above 1: A is better)."""
     out = {}
-    for key, (label, sign) in METRICS.items():
-        sides = [[r[key] for r in side if r.get(key)] for side in results]
+    for key, (label, unit, sign) in METRICS.items():
+        sides = [[r[key] / unit for r in side if r.get(key)] for side in results]
         if not all(sides):
             continue
         a, b = ({"median": statistics.median(v), "least": min(v), "most": max(v)} for v in sides)

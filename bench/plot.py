@@ -16,7 +16,7 @@ def line_fit(points: list[tuple[float, float]]) -> tuple[float, float, float]:
     return slope, my - slope * mx, sxy * sxy / (sxx * syy) if sxx and syy else 1.0
 
 
-def ticks(most: float, about: int = 6) -> list[float]:
+def ticks(most: float, about: int = 8) -> list[float]:
     """Round numbers from 0 to the first that is not below `most`."""
     raw = max(most, 1e-12) / about
     size = 10.0 ** math.floor(math.log10(raw))

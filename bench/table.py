@@ -30,8 +30,8 @@ def build(comparisons: list[dict]) -> str:
     commits = sorted({f"{(c['commit'] or 'unknown')[:12]}{'+' if c['dirty'] else ''}" for c in comparisons})
     lines += ["", f"Tokens per second; medians of {' or '.join(map(str, runs))} alternating runs, {ours.get('threads', '?')} threads, {first['cpu']} "
               f"({ours.get('level', '?')}, {first['cores']} cores); {a} at {', '.join(commits)}, {b} {theirs.get('version', '')}".rstrip() + "."]
-    doubts = [f"{c['title']}: {w}" for c in comparisons for w in c["warnings"]]
-    return "\n".join(lines + [""] * bool(doubts) + [f"Warning: {d}." for d in doubts])
+    doubts = [f"{c['title']}: {'; '.join(c['warnings'])}" for c in comparisons if c["warnings"]]
+    return "\n".join(lines + [line for d in doubts for line in ("", f"No claim can be made of {d}.")])
 
 
 def insert(document: str, table: str) -> str:

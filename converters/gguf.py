@@ -67,9 +67,10 @@ class GGUFSource:
         return value
 
     def _config(self, meta: dict[str, Any]) -> dict[str, Any]:
-        """config.json's keys, by the architecture module; it also sees which tensors there are, and the small ones it asks for."""
+        """config.json's keys, by the architecture module; it also sees the tensors' names and the small ones it asks for."""
         if not hasattr(self.module, "gguf_config"):
-            raise UnsupportedModel(f"{self.path}: architecture {self.module.NAMES['arch']!r} is read from safetensors only", "arch-unsupported")
+            raise UnsupportedModel(f"{self.path}: architecture {self.module.NAMES['arch']!r} is read from safetensors only",
+                                   "arch-unsupported")
         embed = self.tensors.get("token_embd.weight")
         given = ({f"{meta['general.architecture']}.vocab_size": embed.shape[0]} if embed else {}) | meta
         given["tensor_names"] = frozenset(self.tensors)
@@ -83,15 +84,16 @@ class GGUFSource:
 
     def _vector(self, t: SourceTensor) -> list[float]:
         if t.dtype != "f32" or len(t.shape) != 1 or t.shape[0] > VECTOR_LIMIT:
-            raise FormatError(f"{self.path}: tensor {t.name!r}: {t.dtype} {list(t.shape)}, expected a short f32 vector", "arch-shape")
+            raise FormatError(f"{self.path}: tensor {t.name!r}: {t.dtype} {list(t.shape)}, expected a short f32 vector",
+                              "arch-shape")
         return self._file.read(t.name).view("<f4")[0].tolist()
 
 
 def _refuse_partial(meta: dict[str, Any], path: Path) -> None:
     parts = meta.get("split.count", 1)
     if isinstance(parts, int) and parts > 1:
-        raise UnsupportedModel(f"{path}: is one of {parts} parts of a model; expected one file: join them with llama-gguf-split --merge",
-                               "gguf-split")
+        raise UnsupportedModel(f"{path}: is one of {parts} parts of a model; expected one file: join them with "
+                               "llama-gguf-split --merge", "gguf-split")
     if meta.get("general.type", "model") != "model":
         raise UnsupportedModel(f"{path}: holds a {meta['general.type']!r:.40}, expected a model", "gguf-kind")
 

@@ -41,7 +41,7 @@ class HFSource:
         self.tensors = {n: SourceTensor(n, t.shape, t.dtype, source_quant(t.dtype)) for n, t in self._set.tensors.items()}
         if self._set.unlisted:
             names = ", ".join(map(repr, self._set.unlisted[:5]))
-            self.warnings.append(f"{folder}: {len(self._set.unlisted)} tensors are in no line of the index and are left out: {names}")
+            self.warnings.append(f"{folder}: {len(self._set.unlisted)} tensors that the index omits are left out: {names}")
         card = self._bytes("README.md", TEXT_LIMIT, skip=True)
         self.provenance: dict[str, Any] = {**revision, "license": _card_license(card)}
         self.sections = {"source_config": ("application/json", _without_local_path(self.config, text))}
@@ -92,7 +92,7 @@ class HFSource:
         elif (data := self._bytes("tokenizer.model", JSON_LIMIT)) is not None:
             self.sections["tokenizer"] = ("application/x-sentencepiece", data)
         else:
-            self.warnings.append(f"{self.path}: no tokenizer.json and no tokenizer.model; the file will take token ids only, not text")
+            self.warnings.append(f"{self.path}: no tokenizer.json or tokenizer.model; the file will take token ids, not text")
             return
         self.sections["tokenizer_config"] = ("application/json", dump(config))
 
@@ -116,8 +116,8 @@ class HFSource:
             self.sections["generation_config"] = ("application/json", dump(config))
 
     def _licence(self) -> bytes:
-        names = sorted(p.name for p in self.path.iterdir() if re.match(r"(licen[sc]e|notice|copying)", p.name, re.I) and p.is_file())
-        texts = [(n, self._bytes(n, TEXT_LIMIT, skip=True)) for n in names]
+        names = sorted(p.name for p in self.path.iterdir() if p.is_file())
+        texts = [(n, self._bytes(n, TEXT_LIMIT, skip=True)) for n in names if re.match(r"licen[sc]e|notice|copying", n, re.I)]
         texts = [(n, t) for n, t in texts if t]
         return texts[0][1] if len(texts) == 1 else b"".join(f"== {n} ==\n".encode() + t.rstrip() + b"\n\n" for n, t in texts)
 
@@ -176,8 +176,8 @@ def _open_weights(folder: Path) -> SafetensorsSet:
         return SafetensorsSet.open(folder)
     except NotFound as e:
         if e.slug == "st-missing" and any(folder.glob("*.bin")):
-            raise UnsupportedModel(f"{folder}: weights are in pickle files (*.bin), which are never loaded; expected *.safetensors",
-                                   "source-pickle") from None
+            raise UnsupportedModel(f"{folder}: weights are in pickle files (*.bin), which are never loaded; expected "
+                                   "*.safetensors", "source-pickle") from None
         raise
 
 

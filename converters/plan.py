@@ -110,8 +110,9 @@ class ConvertPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan for programs (`--json`)."""
-        return {"name": self.source.name, "arch": self.model.arch, "recipe": {"name": self.recipe.name, "version": self.recipe.version},
+        return {"name": self.source.name, "arch": self.model.arch,
                 "source": {"kind": self.source.kind, "files": self.source.files},
+                "recipe": {"name": self.recipe.name, "version": self.recipe.version},
                 "parameters": self.model.parameter_count(), "active_parameters": self.model.active_count(),
                 "weight_bytes": self.weight_bytes, "rows": self.rows(), "ignored": self.ignored, "warnings": list(self.warnings),
                 "experts": [{"layer": e.layer, "n": e.n, "top_k": e.top_k, "record_bytes": sum(p.nbytes for p in e.parts)}
@@ -157,12 +158,14 @@ def _compare_vocabularies(source: Source, vocab: int) -> list[str]:
         ids = set(table.values()) if isinstance(table, dict) else set(range(len(table)))
         beyond = sorted(i for i in ids | added.keys() if i >= vocab)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-        raise FormatError(f"{source.name}: tokenizer.json: not a tokenizer: {type(e).__name__} {str(e):.100}", "tokenizer-json") from None
+        raise FormatError(f"{source.name}: tokenizer.json: not a tokenizer: {type(e).__name__} {str(e):.100}",
+                          "tokenizer-json") from None
     if not beyond:
         return []
     if not added.keys() >= set(beyond):
-        raise FormatError(f"{source.name}: tokenizer has {len(beyond)} ids beyond the model's vocabulary: got ids up to {beyond[-1]}, "
-                          f"expected less than {vocab}; tokenizer and weights are of different models", "tokenizer-vocab")
+        raise FormatError(f"{source.name}: tokenizer has {len(beyond)} ids beyond the model's vocabulary: got ids up to "
+                          f"{beyond[-1]}, expected less than {vocab}; tokenizer and weights are of different models",
+                          "tokenizer-vocab")
     return [f"{source.name}: added tokens beyond the model's vocabulary of {vocab}, which text must not hold: "
             f"{_some([repr(added[i]) for i in beyond])}"]
 
@@ -220,26 +223,28 @@ class _Finder:
         name = self.source.name
         if self.foreign:
             types = ", ".join(f"{t.lower()} ({_tensors(n)})" for t, n in Counter(v.tensor.dtype for v in self.foreign).items())
-            raise UnsupportedModel(f"{name}: tensor {self.foreign[0].tensor.name!r} has an unsupported type: got {types}, expected "
-                                   f"{', '.join(QUANTS)}", "quant-unsupported")
+            raise UnsupportedModel(f"{name}: tensor {self.foreign[0].tensor.name!r} has an unsupported type: got {types}, "
+                                   f"expected {', '.join(QUANTS)}", "quant-unsupported")
         if self.missing:
             self._refuse_missing()
         if self.misshapen:
             view, shape = self.misshapen[0]
-            raise FormatError(f"{name}: tensor {view.tensor.name!r}: shape is {list(view.shape)}{_steps(view)}, expected {list(shape)} "
-                              "from the config", "arch-shape")
+            raise FormatError(f"{name}: tensor {view.tensor.name!r}: shape is {list(view.shape)}{_steps(view)}, expected "
+                              f"{list(shape)} from the config", "arch-shape")
         for (tensor, _, there), taken in self.taken.items():
             if taken != there:
-                raise FormatError(f"{name}: tensor {tensor!r}: shape is {list(self.source.tensors[tensor].shape)}, expected {taken} where "
-                                  f"it has {there}, from the config", "arch-shape")
+                shape = list(self.source.tensors[tensor].shape)
+                raise FormatError(f"{name}: tensor {tensor!r}: shape is {shape}, expected {taken} where it has {there}, from the "
+                                  "config", "arch-shape")
         if unknown := [n for n in self.source.tensors if n not in self.used and not self._ignorable(n)]:
-            raise FormatError(f"{name}: {_tensors(len(unknown))} with no place in {self.arch}: {_some([repr(n) for n in unknown])}; "
-                              "the config does not match the weights, or the model has parts that moegg does not run", "convert-unknown")
+            names = _some([repr(n) for n in unknown])
+            raise FormatError(f"{name}: {_tensors(len(unknown))} with no place in {self.arch}: {names}; the config does not "
+                              "match the weights, or the model has parts that moegg does not run", "convert-unknown")
 
     def _refuse_missing(self) -> None:
         missing = list(dict.fromkeys(self.missing))
-        raise FormatError(f"{self.source.name}: {_tensors(len(missing))} of {self.arch} missing: {_some(missing)}; the source is incomplete "
-                          "or of another architecture", "convert-missing")
+        raise FormatError(f"{self.source.name}: {_tensors(len(missing))} of {self.arch} missing: {_some(missing)}; the source is "
+                          "incomplete or of another architecture", "convert-missing")
 
     def ignored(self) -> dict[str, int]:
         return dict(Counter(self._ignorable(n) for n in self.source.tensors if n not in self.used))

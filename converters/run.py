@@ -6,8 +6,9 @@ wanted quant cannot hold.
 """
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +52,8 @@ def open_source(path: str | os.PathLike) -> Source:
     magic = raw.read(0, min(4, raw.size)).tobytes()
     raw.close()
     if magic != b"GGUF":
-        raise FormatError(f"{path}: got a file that starts with {magic!r}, expected a GGUF file or a Hugging Face folder", "source-kind")
+        raise FormatError(f"{path}: got a file that starts with {magic!r}, expected a GGUF file or a Hugging Face folder",
+                          "source-kind")
     return GGUFSource(path)
 
 
@@ -61,8 +63,8 @@ def convert(source_path: str | os.PathLike, out_path: str | os.PathLike | None =
     """Converts a Hugging Face folder or a GGUF file to one .moegg file; with `dry_run` reads no weights and writes nothing.
 
     quant: a recipe's name, by default q4 for safetensors and keep for GGUF. out_path: by default NAME-RECIPE.moegg (keep:
-    NAME.moegg) in the current folder. on_plan(plan, file_bytes) and warn(line) are called before any weight is read; progress(done, total)
-    counts weight bytes.
+    NAME.moegg) in the current folder. on_plan(plan, file_bytes) and warn(line) are called before any weight is read;
+    progress(done, total) counts weight bytes.
     Raises UsageError, NotFound, FormatError, UnsupportedModel, NoRoom, IOFailure; then nothing is left behind.
     """
     source = open_source(source_path)
@@ -107,8 +109,8 @@ def _writer_arguments(plan: ConvertPlan) -> dict:
                  "active_parameters": plan.model.active_count()},
         "tensors": [TensorSpec(t.tensor.name, t.tensor.shape, t.quant, t.layout, t.tensor.role, t.tensor.layer, t.tensor.gather)
                     for t in plan.tensors],
-        "experts": [ExpertSpec(e.layer, e.n, e.top_k, tuple(PartSpec(p.part.name, p.part.shape, p.quant, p.layout) for p in e.parts))
-                    for e in plan.experts],
+        "experts": [ExpertSpec(e.layer, e.n, e.top_k, tuple(PartSpec(p.part.name, p.part.shape, p.quant, p.layout)
+                                                            for p in e.parts)) for e in plan.experts],
         "sections": {**source.sections, "provenance": ("application/json", dump(provenance))},
     }
 
@@ -125,11 +127,12 @@ def _fill(writer: ContainerWriter, plan: ConvertPlan, progress: Callable[[int, i
     progress(done, total)
     for t in plan.tensors:
         writer.put_tensor(t.tensor.name, map(counted, _encoded(t.view, t.quant, t.layout)))
-    for layer, e, parts in _records(plan.experts):
-        writer.put_record(layer.layer, e, [counted(data) for data in parts])
+    with closing(_records(plan.experts)) as records:        # on an error no thread may read on from a closed source
+        for layer, e, parts in records:
+            writer.put_record(layer.layer, e, [counted(data) for data in parts])
 
 
-def _records(layers: Sequence[PlannedExperts]) -> Iterator[tuple[PlannedExperts, int, list[np.ndarray]]]:
+def _records(layers: Sequence[PlannedExperts]) -> Generator[tuple[PlannedExperts, int, list[np.ndarray]], None, None]:
     """(layer, expert, parts in file layout) in order; made by threads that are at most a few records ahead."""
     def make(layer: PlannedExperts, e: int) -> list[np.ndarray]:
         return [np.concatenate(list(_encoded(p.views[e], p.quant, p.layout))) for p in layer.parts]
@@ -161,7 +164,7 @@ def _encoded(view: View, quant: str, layout: str) -> Iterator[np.ndarray]:
     for start, stop in _row_blocks(view.n_rows, cols, view.whole):
         if view.exact and view.tensor.quant == quant:
             rows = view.blocks(start, stop)
-            _check(view, start, rows.view("<f4") if quant == "f32" else kernels.dequantize(quant, rows, cols), quant)
+            _check(view, start, rows.view("<f4") if quant == "f32" else kernels.dequantize(quant, rows, cols))
         else:
             x = view.floats(start, stop)
             _check(view, start, x, quant)
@@ -175,7 +178,7 @@ def _row_blocks(rows: int, cols: int, whole: bool) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, rows)
 
 
-def _check(view: View, first: int, x: np.ndarray, quant: str) -> None:
+def _check(view: View, first: int, x: np.ndarray, quant: str = "f32") -> None:
     """Raises FormatError for NaN, infinity and values beyond what `quant` holds; x [n, cols] are rows from `first` on."""
     low, high = x.min(), x.max()                # NaN passes through both
     limit = LARGEST.get(quant, F16_MAX)

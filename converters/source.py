@@ -118,8 +118,8 @@ def find_view(source: Source, srcs: tuple[Src, ...], expert: int | None = None, 
         shape, first = tensor.shape, 0
         if src.stacked:
             if len(shape) < 2 or shape[0] != n_experts:
-                raise FormatError(f"{source.name}: tensor {tensor.name!r}: shape is {list(shape)}, expected a stack of {n_experts} "
-                                  "experts", "arch-shape")
+                raise FormatError(f"{source.name}: tensor {tensor.name!r}: shape is {list(shape)}, expected a stack of "
+                                  f"{n_experts} experts", "arch-shape")
             shape = shape[1:]
             first = expert * (shape[0] if len(shape) > 1 else 1)
         if len(shape) not in (1, 2) or (src.transpose and len(shape) != 2):

@@ -276,6 +276,6 @@ def _check_layout(c: _Cursor, base: int, entries: list) -> None:
             raise c.bad(f"tensor {name!r:.100}: starts inside {last!r:.100}, at {offset} of the data")
         if base + offset + nbytes > c.raw.size:
             missing = base + max(e[0] + e[1] for e in entries) - c.raw.size
-            raise c.bad(f"truncated: tensor {name!r:.100} ends at byte {base + offset + nbytes}, but the file has {c.raw.size} B, "
-                        f"{missing} B are missing; the copy is incomplete, download it again", "gguf-truncated")
+            raise c.bad(f"truncated: tensor {name!r:.100} ends at byte {base + offset + nbytes}, but the file has "
+                        f"{c.raw.size} B: {missing} B are missing; the copy is incomplete, download it again", "gguf-truncated")
         at, last = offset + nbytes, name

@@ -13,6 +13,7 @@ from moegg.errors import FormatError, IOFailure, NotFound
 from moegg.units import fmt_bytes
 
 COUNT_LIMIT = 1 << 62       # elements or bytes of one tensor: far above any file, far below int64 overflow
+READ_LIMIT = 1 << 30        # of one system call: macOS refuses 2 GiB
 
 
 class RawFile:
@@ -40,7 +41,7 @@ class RawFile:
         view, done = memoryview(out), 0
         while done < n:
             try:
-                got = os.preadv(self._fd, [view[done:]], offset + done)
+                got = os.preadv(self._fd, [view[done:done + READ_LIMIT]], offset + done)
             except OSError as e:
                 raise IOFailure(f"{self.path}: read of {fmt_bytes(n)} at byte {offset} failed: {e.strerror}", "io-read") from e
             if got == 0:

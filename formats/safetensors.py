@@ -62,8 +62,8 @@ class SafetensorsSet:
             for tensor, info in _header(raw, name):
                 if where is None:
                     if tensor in tensors:
-                        raise FormatError(f"{path}: tensor {tensor!r} is in {tensors[tensor].file!r} and in {name!r}, and there is "
-                                          f"no {INDEX} to choose; keep one of them, or add the index", "st-duplicate")
+                        raise FormatError(f"{path}: tensor {tensor!r} is in {tensors[tensor].file!r} and in {name!r}, without an "
+                                          f"{INDEX} to choose; keep one of them, or add the index", "st-duplicate")
                     tensors[tensor] = info
                 elif where.get(tensor) == name:
                     tensors[tensor] = info
@@ -136,8 +136,8 @@ def _read_index(folder: Path) -> dict[str, str] | None:
         raise FormatError(f"{path}: missing 'weight_map', expected an object of tensor name to file name", "st-index")
     for tensor, name in where.items():
         if not isinstance(name, str) or name in ("", ".", "..") or any(c in name for c in "/\\:\0"):
-            raise FormatError(f"{path}: tensor {tensor!r:.200} is said to be in {name!r:.200}, expected a plain file name in this "
-                              "folder", "st-index")
+            raise FormatError(f"{path}: tensor {tensor!r:.200} is said to be in {name!r:.200}, expected a plain file name in "
+                              "this folder", "st-index")
     return where
 
 
@@ -161,7 +161,8 @@ def _header(raw: RawFile, file: str) -> Iterator[tuple[str, STInfo]]:
     if n > HEADER_LIMIT:
         raise bad(f"header length: got {n}, expected at most {HEADER_LIMIT}; not a safetensors file?")
     if n > raw.size - 8:
-        raise bad(f"header ends at byte {8 + n}, but the file has {raw.size} B; the copy is incomplete, download it again", "st-truncated")
+        raise bad(f"header ends at byte {8 + n}, but the file has {raw.size} B; the copy is incomplete, download it again",
+                  "st-truncated")
     text = raw.read(8, n).tobytes()
     if not text.startswith(b"{"):
         raise bad("header does not start with '{'; not a safetensors file?")
@@ -178,8 +179,8 @@ def _header(raw: RawFile, file: str) -> Iterator[tuple[str, STInfo]]:
         at, last = end, name
     if base + at > raw.size:
         cut = next(s for s in spans if base + s[1] > raw.size)
-        raise bad(f"truncated: tensor {cut[4]!r} ends at byte {base + cut[1]}, but the file has {raw.size} B, {base + at - raw.size} B "
-                  "are missing; the copy is incomplete, download it again", "st-truncated")
+        raise bad(f"truncated: tensor {cut[4]!r} ends at byte {base + cut[1]}, but the file has {raw.size} B: "
+                  f"{base + at - raw.size} B are missing; the copy is incomplete, download it again", "st-truncated")
     if base + at < raw.size:
         raise bad(f"{raw.size - base - at} B follow the last tensor {last!r}, expected none")
     for begin, end, dtype, shape, name in spans:

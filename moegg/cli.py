@@ -33,7 +33,7 @@ QUICK_START = """
 Quick start:
   moegg run demo "Once upon a time"
   moegg convert path/to/Qwen3-30B-A3B
-  moegg run Qwen3-30B-A3B.moegg
+  moegg run Qwen3-30B-A3B-q4.moegg
 """
 # moegg has its own thread pool; a second one inside numpy's BLAS would fight it for the cores. BLAS reads these when numpy is
 # imported, so commands, which import numpy, are imported after they are set.

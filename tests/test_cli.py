@@ -234,6 +234,7 @@ def test_convert_run_forward_verify_inspect_on_a_path_with_spaces_and_umlauts(ca
     prompt = oracle.load("qwen3_moe")[0][1]
     code, out, err = call("forward", file, "--tokens", ",".join(map(str, prompt.ids)), "-o", folder / "fö.bin")
     assert (code, out, err) == (0, "", "") and sorted(p.name for p in folder.iterdir()) == ["fö.bin", "tiny ü.moegg"]
+    assert call("forward", file, "--tokens", ",".join(map(str, prompt.ids)), "-o", folder / "fö.bin")[0] == 0      # P4: replaced
     data = np.load(folder / "fö.bin")
     prompt.check(data["logits"])
     prompt.check_router(data["router_idx"], data["router_w"])

@@ -50,6 +50,9 @@ def slugs() -> dict[str, set[str]]:
                 for c in (node.body, node.orelse) if isinstance(node, ast.IfExp) else (node,):
                     if isinstance(c, ast.Constant) and isinstance(c.value, str):
                         found.setdefault(c.value, set()).add(name)
+    for path in (ROOT / "moegg").rglob("*.pyx"):
+        for slug in re.findall(r",\s*\"([a-z]+(?:-[a-z]+)+)\"\)", path.read_text(encoding="utf-8")):
+            found.setdefault(slug, set())
     for path in SOURCES:        # slugs that are written into a line, not handed to a class
         for slug in re.findall(r" \[([a-z]+(?:-[a-z]+)*)\]\"", path.read_text(encoding="utf-8")):
             found.setdefault(slug, set())

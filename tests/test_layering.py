@@ -131,6 +131,15 @@ def test_user_input_is_never_checked_by_assert(name):
     assert not [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Assert)]
 
 
+@pytest.mark.parametrize("name", sorted(n for n, p in MODULES.items() if p.suffix == ".py"))
+def test_an_import_inside_a_function_says_why(name):
+    """It is for what is optional or slow; anything else hides a cycle."""
+    lines = MODULES[name].read_text(encoding="utf-8").splitlines()
+    inner = [n.lineno for f in ast.walk(ast.parse("\n".join(lines))) if isinstance(f, ast.FunctionDef)
+             for n in ast.walk(f) if isinstance(n, ast.Import | ast.ImportFrom)]
+    assert not [i for i in inner if "#" not in lines[i - 1]]
+
+
 def test_files_are_short():
     limits = {".py": 600, ".pyx": 600, ".pxd": 600, ".c": 900, ".h": 900}
     paths = [p for folder in {ROOT / "moegg", ROOT / "formats", ROOT / "converters"} for p in folder.rglob("*") if p.suffix in limits]

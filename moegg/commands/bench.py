@@ -50,7 +50,7 @@ def main(args: dict[str, Any]) -> ExitStatus:
     others = Others()
     with bar("runs", unit="run", delay=1.0) as progress:
         done = repeat(engine, work.draw(model.vocab), runs, progress)
-    r = {"engine": "moegg", "version": __version__, "level": kernels.level(), **report(engine, work, done, others.load()),
+    r = {"engine": "moegg", "version": __version__, "level": kernels.level(), **report(engine, work, done, others),
          "open_s": open_s, "resident_s": resident_s}
     _warn(r)
     print(json.dumps({k: _short(v) for k, v in r.items()}, ensure_ascii=False) if args["--json"] else "\n".join(table(r)))

@@ -113,8 +113,8 @@ class Chat:
         self._output.end()
         if answer.full:
             self._say(f"(the context of {self._speaker.engine.ctx} tokens is full, so the answer stops here. {self._way_out()})")
-        elif answer.finish_reason == "cancelled":
-            self._say("(stopped)")
+        elif answer.finish_reason != "stop":
+            self._say("(stopped)" if answer.finish_reason == "cancelled" else "(--max-tokens ends the answer here)")
         if self._stats:
             self._say(stats_line(answer))
 

@@ -30,9 +30,7 @@ from moegg.units import fmt_bytes
 def main(args: dict[str, Any]) -> ExitStatus:
     def show(plan: Any, file_bytes: int) -> None:
         if not args["--json"]:
-            tell = print if args["--dry-run"] else log.info
-            for line in [*plan.lines(), f"  file: {fmt_bytes(file_bytes)}"]:
-                tell(line)
+            (print if args["--dry-run"] else log.info)("\n".join([*plan.lines(), f"  file: {fmt_bytes(file_bytes)}"]))
 
     with bar("convert") as progress:
         result = convert(args["SOURCE"], args["--out"], args["--quant"], force=args["--force"], dry_run=args["--dry-run"],

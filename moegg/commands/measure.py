@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,14 +150,14 @@ def read_rate(n_threads: int, data: np.ndarray | None = None) -> float:
     """Bytes per second that n_threads read from memory, measured on `data` (uint8) or a buffer of READ_BYTES."""
     data = np.full(READ_BYTES, 1, np.uint8) if data is None else data
     pool = Pool(n_threads)
-    return max(_best(data.nbytes, lambda: pool.read(data, ahead)) for ahead in READ_AHEAD)
+    return max(_best(data.nbytes, partial(pool.read, data, ahead)) for ahead in READ_AHEAD)
 
 
 def int8_rate(n_threads: int) -> float:
     """int8 operations per second of n_threads, with the instruction of the CPU level in force and operands in registers."""
     pool = Pool(n_threads)
     items = INT8_ITEMS * n_threads
-    return _best(pool.int8(items), lambda: pool.int8(items))
+    return _best(pool.int8(items), partial(pool.int8, items))
 
 
 def machine() -> dict[str, Any]:
@@ -215,7 +216,7 @@ def memory() -> dict[str, int | None]:
     """Bytes: the most this process ever had resident, and what of it is now anonymous (not pages of a file)."""
     kib = {key: int(value.split()[0]) for key, _, value in (x.partition(":") for x in _lines("/proc/self/status"))
            if key in ("VmHWM", "RssAnon")}
-    if kib:
+    if len(kib) == 2:
         return {"peak_memory_bytes": kib["VmHWM"] * 1024, "anonymous_bytes": kib["RssAnon"] * 1024}
     try:
         import resource  # not on Windows
@@ -243,8 +244,8 @@ def pages(path: Path, smaps: list[str] | None = None) -> dict[str, int] | None:
 
 # --- all of it ----------------------------------------------------------------------------------------------------------
 
-def report(engine: Engine, work: Work, runs: list[Run], others: float | None) -> dict[str, Any]:
-    """The JSON object of a measurement, without what only the command knows. Measures the machine, so it comes last."""
+def report(engine: Engine, work: Work, runs: list[Run], others: Others) -> dict[str, Any]:
+    """The JSON object of a measurement, without what only the command knows. Measures the machine, while `others` still watches."""
     c, m = engine.container, summary(runs)
     used = memory() | {"pages": pages(c.path)}                          # before the buffers of the machine's own measurement
     token_bytes = decode_bytes(c, engine.model, engine.kv, work.depth + work.prompt + work.warm, work.gen)
@@ -256,7 +257,7 @@ def report(engine: Engine, work: Work, runs: list[Run], others: float | None) ->
         "fraction_of_read_bandwidth": decode and decode / read,
         "prefill_ops_per_token": prefill_ops(c), "prefill_gops": ops and ops / 1e9, "int8_gops": int8 / 1e9,
         "fraction_of_int8": ops and ops / int8,
-        **used, "planned_anonymous_bytes": engine.plan.anonymous, "others_load": others,
+        **used, "planned_anonymous_bytes": engine.plan.anonymous, "others_load": others.load(),
         "runs": [asdict(r) for r in runs], "prompt": work.prompt, "warm": work.warm, "gen": work.gen, "ctx_depth": work.depth,
         "seed": work.seed, "vocab": engine.vocab, "threads": engine.n_threads, "kv": engine.kv, "ubatch": engine.ubatch,
         "file": str(c.path), "file_bytes": c.file_bytes, "root": c.root.hex(), "name": c.name, "arch": c.arch,

@@ -67,8 +67,7 @@ def main(args: dict[str, Any]) -> ExitStatus:
     if (args["--ctx"] or 0) > model.ctx_train:
         log.warn(f"--ctx {args['--ctx']}: the model was trained for {model.ctx_train} tokens; what lies beyond may be nonsense")
     engine = Engine(container, model, ctx=args["--ctx"], n_threads=args["--threads"])
-    for line in engine.plan.lines():
-        log.detail(line)
+    log.detail("\n  ".join(["memory", *engine.plan.lines()]))
     log.detail(f"{engine.n_threads} threads, {settings.sampling}")
     output = Output(quiet=args["--json"] or args["--logprobs"] is not None)
     speaker = Speaker(engine, tokenizer, settings, output.show)

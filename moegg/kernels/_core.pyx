@@ -2,7 +2,7 @@
 
 Owns nothing but short-lived scratch; releases the GIL around all work. N, K: rows and columns of a weight matrix, T: activation rows.
 """
-from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 
 import numpy as np
@@ -14,6 +14,10 @@ from moegg.quants import INTERLEAVED, QUANTS, ROW_MAJOR
 cdef extern from "exec.h" nogil:
     size_t mg_job_bytes()
     int mg_exec_run(mg_exec *e)
+
+cdef extern from "measure.h" nogil:
+    uint64_t mg_measure_read(mg_pool *p, const void *data, int64_t nbytes, int64_t ahead)
+    int64_t mg_measure_int8(mg_pool *p, int64_t items)
 
 
 # --- checks -------------------------------------------------------------------------------------------------------------
@@ -175,10 +179,11 @@ cdef void _product(void *ctx, int64_t begin, int64_t end, int worker) noexcept n
         mg_kernels.group[p.quant](p.w + g * p.group_bytes, p.cols, p.a, p.n, out)
 
 
-def matmul(quant: str, w, rows: int, cols: int, x, n_threads: int = 1):
+def matmul(quant: str, w, rows: int, cols: int, x, n_threads: int | Pool = 1):
     """x f32 [T, cols] times the transpose of an interleaved [rows, cols] matrix w uint8 [matrix_bytes] -> f32 [T, rows].
 
-    Activations go through the quant's activation format, as in the engine. Raises BadRequest.
+    Activations go through the quant's activation format, as in the engine. n_threads: a number, or a Pool that exists already.
+    Raises BadRequest.
     """
     q, x = _quant(quant), _floats("matmul", x)
     cdef int64_t n = x.shape[0], t, groups = (rows + MG_GROUP - 1) // MG_GROUP
@@ -188,13 +193,14 @@ def matmul(quant: str, w, rows: int, cols: int, x, n_threads: int = 1):
     w = _bytes("matmul", w, (q.matrix_bytes(rows, cols, INTERLEAVED),))
     acts = activations(quant, x)
     y = np.empty((n, groups * MG_GROUP), np.float32)
-    pool = Pool(n_threads)
+    pool = n_threads if isinstance(n_threads, Pool) else Pool(n_threads)
     cdef Product p
+    cdef int n_workers = mg_pool_threads((<Pool>pool).ptr)
     p.quant, p.n, p.cols, p.ld = q.id, <int>n, cols, groups * MG_GROUP
     p.group_bytes = mg_group_bytes(p.quant, p.cols)
     p.w, p.y = <const uint8_t *>_at(w), <float *>_at(y)
     p.a = <const void **>malloc(sizeof(void *) * n)
-    p.out = <float **>malloc(sizeof(void *) * n * n_threads)
+    p.out = <float **>malloc(sizeof(void *) * n * n_workers)
     try:
         if n and (p.a == NULL or p.out == NULL):
             raise MemoryError
@@ -267,6 +273,28 @@ cdef class Pool:
             for k in range(jobs):
                 mg_pool_run(self.ptr, _visit, cells, n, c)
         return seen
+
+    def read(self, data, ahead: int = 0):
+        """XOR of the 8-byte words of data uint8 [N], N a multiple of 64, each read once; ahead: bytes of software prefetch.
+
+        Whoever takes the time has the read bandwidth. Raises BadRequest.
+        """
+        data = _bytes("read", data, (None,))
+        if data.size % 64:
+            raise BadRequest(f"read: got {data.size} B, expected a multiple of 64", "kernel-shape")
+        cdef const void *at = _at(data)
+        cdef int64_t nbytes = data.size, distance = ahead
+        cdef uint64_t x
+        with nogil:
+            x = mg_measure_read(self.ptr, at, nbytes, distance)
+        return x
+
+    def int8(self, items: int):
+        """Runs `items` pieces of int8 dot products at the level in force; returns the operations done (csrc/measure.c)."""
+        cdef int64_t n = items, ops
+        with nogil:
+            ops = mg_measure_int8(self.ptr, n)
+        return ops
 
 
 cdef void _visit(void *ctx, int64_t begin, int64_t end, int worker) noexcept nogil:

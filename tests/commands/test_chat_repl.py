@@ -100,6 +100,11 @@ def test_an_answer_that_fills_the_context_says_how_to_go_on(capsys):
     assert "the context of 64 tokens is full" in capsys.readouterr().err
 
 
+def test_an_answer_cut_by_max_tokens_says_so(capsys):
+    talk(["a"], FakeSpeaker(results=[{"finish_reason": "length"}]))
+    assert "--max-tokens" in capsys.readouterr().err
+
+
 def test_a_template_that_refuses_does_not_end_the_chat(capsys):
     speaker = talk(["a", "b"], FakeSpeaker(results=[BadRequest("chat template: no", "template-refused")]))
     assert said(speaker.prompts[1]) == [("user", "b")] and "[template-refused]" in capsys.readouterr().err

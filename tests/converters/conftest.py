@@ -10,21 +10,23 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from moegg import kernels
 from moegg.arch import ConfigReader
 from moegg.formats.container import Container
-from moegg.models import llama, qwen3_moe
+from moegg.models import gemma3, llama, qwen3_moe
 from moegg.quants import INTERLEAVED
 
 MOE = {
-    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 301, "hidden_size": 64, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96, "moe_intermediate_size": 32,
-    "num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True, "max_position_embeddings": 128, "rms_norm_eps": 1e-6,
-    "rope_theta": 1e4, "tie_word_embeddings": False, "hidden_act": "silu"}
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 301, "hidden_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
+    "moe_intermediate_size": 32, "num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True,
+    "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": False, "hidden_act": "silu"}
 DENSE = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 128,
     "rms_norm_eps": 1e-5, "rope_theta": 1e4, "tie_word_embeddings": True, "hidden_act": "silu"}
-MODULES = {"qwen3_moe": qwen3_moe, "llama": llama}
-GGUF_KEYS = {"qwen3_moe": {"arch": "qwen3moe", "expert_feed_forward_length": "moe_intermediate_size", "expert_count": "num_experts",
-                           "expert_used_count": "num_experts_per_tok"}, "llama": {"arch": "llama"}}
+MODULES = {"qwen3_moe": qwen3_moe, "llama": llama, "gemma3_text": gemma3}
+GGUF_KEYS = {
+    "qwen3_moe": {"arch": "qwen3moe", "expert_feed_forward_length": "moe_intermediate_size", "expert_count": "num_experts",
+                  "expert_used_count": "num_experts_per_tok"},
+    "llama": {"arch": "llama"}}
 
 
 def bf16_bits(x: np.ndarray) -> np.ndarray:
@@ -41,7 +43,8 @@ def save_safetensors(path: Path, tensors: dict[str, np.ndarray], dtype: str = "F
     head, blobs, at = {}, [], 0
     for name, x in tensors.items():
         kind = dtype if x.dtype == np.float32 else "U8"
-        data = {"F32": lambda x: x.astype("<f4"), "F16": lambda x: x.astype("<f2"), "BF16": bf16_bits, "U8": lambda x: x}[kind](x).tobytes()
+        encode = {"F32": lambda x: x.astype("<f4"), "F16": lambda x: x.astype("<f2"), "BF16": bf16_bits, "U8": lambda x: x}
+        data = encode[kind](x).tobytes()
         head[name] = {"dtype": kind, "shape": list(x.shape), "data_offsets": [at, at + len(data)]}
         blobs.append(data)
         at += len(data)
@@ -60,7 +63,7 @@ def weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
 
 def hf_names(config: dict, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     model = MODULES[config["model_type"]].describe(ConfigReader(config))
-    out = {t.hf[0].name: values[t.name] for t in model.tensors()}
+    out = {t.hf[0].name: values[t.name] - np.float32(t.hf[0].add) for t in model.tensors()}
     for e in model.experts():
         for i in range(e.n):
             out |= {p.hf[0].name.replace("{e}", str(i)): values[f"layers.{e.layer}.experts.{p.name}"][i] for p in e.parts}
@@ -69,7 +72,7 @@ def hf_names(config: dict, values: dict[str, np.ndarray]) -> dict[str, np.ndarra
 
 @pytest.fixture
 def make_hf(tmp_path):
-    """make_hf(config, dtype="BF16", edit=None, name="hf") -> folder; edit(tensors) may change the tensors before they are saved."""
+    """make_hf(config, dtype="BF16", edit=None, name="hf") -> folder; edit(tensors) may change the tensors first."""
     def make(config: dict = MOE, dtype: str = "BF16", edit=None, name: str = "hf", values=None) -> Path:
         folder = tmp_path / name
         folder.mkdir()
@@ -87,20 +90,23 @@ def make_hf(tmp_path):
 @pytest.fixture
 def make_gguf(tmp_path):
     """make_gguf(config, quant="BF16", edit=None, more={}) -> path; matrices as `quant`, vectors and routers f32."""
-    def make(config: dict = MOE, quant: str = "BF16", edit=None, more=None, name: str = "m.gguf", values=None, tensors=None) -> Path:
+    def make(config: dict = MOE, quant: str = "BF16", edit=None, more=None, name: str = "m.gguf", values=None,
+             tensors=None) -> Path:
         module, keys = MODULES[config["model_type"]], dict(GGUF_KEYS[config["model_type"]])
         arch = keys.pop("arch")
-        keys |= {"block_count": "num_hidden_layers", "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
-                 "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
-                 "context_length": "max_position_embeddings", "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-                 "rope.freq_base": "rope_theta", "attention.key_length": "head_dim", "attention.value_length": "head_dim"}
+        keys |= {"block_count": "num_hidden_layers", "embedding_length": "hidden_size",
+                 "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
+                 "attention.head_count_kv": "num_key_value_heads", "context_length": "max_position_embeddings",
+                 "attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta",
+                 "attention.key_length": "head_dim", "attention.value_length": "head_dim"}
         w = GGUFWriter(tmp_path / name, arch)
         for key, source in keys.items():
             if source in config:
                 value = config[source]
                 (w.add_float32 if isinstance(value, float) else w.add_uint32)(f"{arch}.{key}", value)
         for key, value in (more or {}).items():
-            {str: w.add_string, float: w.add_float32, int: w.add_uint32, bool: w.add_bool, list: w.add_array}[type(value)](key, value)
+            add = {str: w.add_string, float: w.add_float32, int: w.add_uint32, bool: w.add_bool, list: w.add_array}
+            add[type(value)](key, value)
         model, values = module.describe(ConfigReader(config)), dict(values or weights(config))
         out = {t.gguf[0].name: values[t.name] for t in model.tensors()}
         out |= {p.gguf[0].name: values[f"layers.{e.layer}.experts.{p.name}"] for e in model.experts() for p in e.parts}
@@ -132,7 +138,7 @@ def _rows(data: bytes, quant: str, layout: str, shape) -> np.ndarray:
 
 @pytest.fixture
 def read_back():
-    """read_back(path) -> {name: (quant, row-major bytes, f32 values)}, expert parts as 'layers.3.experts.gate' with stacked values."""
+    """read_back(path) -> {name: (quant, row-major bytes, f32 values)}; stacked expert parts as 'layers.3.experts.gate'."""
     def read(path: Path) -> dict[str, tuple[str, bytes, np.ndarray]]:
         c, data, out = Container.open(path), path.read_bytes(), {}
         c.verify()

@@ -21,7 +21,8 @@ def section(source: GGUFSource, name: str):
 
 
 def test_metadata_becomes_config_and_is_kept_with_its_types(make_gguf):
-    path = make_gguf(more={"general.name": "Tiny One", "general.license": "mit", "x.inf": float("inf"), "x.floats": [0.1, float("nan")]})
+    path = make_gguf(more={"general.name": "Tiny One", "general.license": "mit", "x.inf": float("inf"),
+                           "x.floats": [0.1, float("nan")]})
     s = GGUFSource(path)
     assert s.name == "Tiny One" and s.stem == "m" and s.kind == "gguf" and s.provenance == {"license": "mit"}
     assert s.config["hidden_size"] == 64 and s.config["num_experts"] == 5 and s.config["vocab_size"] == 301
@@ -65,7 +66,8 @@ def test_rope_factors_in_a_tensor_reach_the_frequencies(make_gguf, dense):
     np.testing.assert_allclose(got[-1][1], np.array(plain[-1][1]) / factors, rtol=1e-6)
 
 
-@pytest.mark.parametrize("more, slug", [({"split.count": 3, "split.no": 0}, "gguf-split"), ({"general.type": "adapter"}, "gguf-kind")])
+@pytest.mark.parametrize("more, slug", [
+    ({"split.count": 3, "split.no": 0}, "gguf-split"), ({"general.type": "adapter"}, "gguf-kind")])
 def test_parts_of_models_are_refused(make_gguf, more, slug):
     with pytest.raises(UnsupportedModel) as e:
         GGUFSource(make_gguf(more=more))

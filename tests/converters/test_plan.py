@@ -93,7 +93,8 @@ def test_a_missing_output_matrix_of_an_untied_model_is_named(make_hf):
 
 def test_unknown_tensors_are_an_error_not_silence(make_hf):
     """F9."""
-    message = refuse(make_hf(edit=lambda t: t.update({"ngram_embedding.shards.3.weight": np.zeros((2, 2), "f4")})), "convert-unknown")
+    more = {"ngram_embedding.shards.3.weight": np.zeros((2, 2), "f4")}
+    message = refuse(make_hf(edit=lambda t: t.update(more)), "convert-unknown")
     assert "1 tensor with" in message and "'ngram_embedding.shards.3.weight'" in message
 
 
@@ -108,8 +109,8 @@ def test_tensors_that_mean_nothing_are_left_out_and_listed(make_hf, dense):
 
 @pytest.mark.parametrize("name, shape, want", [
     ("model.layers.0.self_attn.q_proj.weight", (64, 128), "[128, 64]"), ("model.norm.weight", (63,), "[64]"),
-    ("model.embed_tokens.weight", (300, 64), "[301, 64]"), ("model.layers.1.mlp.experts.4.down_proj.weight", (64, 31), "[64, 32]"),
-    ("model.norm.weight", (64, 1), "[64]")])
+    ("model.embed_tokens.weight", (300, 64), "[301, 64]"), ("model.norm.weight", (64, 1), "[64]"),
+    ("model.layers.1.mlp.experts.4.down_proj.weight", (64, 31), "[64, 32]")])
 def test_a_wrong_shape_names_tensor_got_and_expected(make_hf, name, shape, want):
     """G6."""
     message = refuse(make_hf(edit=lambda t: t.update({name: np.zeros(shape, "f4")})), "arch-shape")
@@ -118,7 +119,8 @@ def test_a_wrong_shape_names_tensor_got_and_expected(make_hf, name, shape, want)
 
 def test_a_type_that_moegg_has_no_row_for_is_named(make_hf):
     """G8."""
-    message = refuse(make_hf(edit=lambda t: t.update({"model.norm.weight": np.zeros(64, "u1")})), "quant-unsupported", UnsupportedModel)
+    folder = make_hf(edit=lambda t: t.update({"model.norm.weight": np.zeros(64, "u1")}))
+    message = refuse(folder, "quant-unsupported", UnsupportedModel)
     assert "'model.norm.weight'" in message and "u8 (1 tensor)" in message and "bf16" in message
 
 
@@ -136,7 +138,8 @@ def test_the_canonical_config_describes_the_same_model(make_hf, make_gguf, dense
 
 def tokenizer(folder, ids: int, added: int = 0) -> None:
     more = [{"id": ids + i, "content": f"<{i}>", "special": True} for i in range(added)]
-    folder.joinpath("tokenizer.json").write_text(json.dumps({"model": {"vocab": {f"t{i}": i for i in range(ids)}}, "added_tokens": more}))
+    content = {"model": {"vocab": {f"t{i}": i for i in range(ids)}}, "added_tokens": more}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(make_hf):
@@ -155,8 +158,9 @@ def test_an_added_token_beyond_the_model_is_a_warning_as_in_gemma_3(make_hf):
     assert "'<0>'" in plan(folder).warnings[0]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": {}}', '{"model": {"vocab": {"a": "b"}}}', '{"model": {"vocab": 3}}', "[" * 10**5])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": {}}', '{"model": {"vocab": {"a": "b"}}}', '{"model": {"vocab": 3}}',
+                                  "[" * 10**5])
 def test_a_broken_tokenizer_is_a_format_error(make_hf, text):
     folder = make_hf()
-    folder.joinpath("tokenizer.json").write_text(text)
+    (folder / "tokenizer.json").write_text(text)
     refuse(folder, "tokenizer-json")

@@ -28,8 +28,8 @@ def test_other_recipes_write_one_quant(name, quant):
 
 
 @pytest.mark.parametrize("wanted, cols, got", [
-    ("q4_k", 256, "q4_k"), ("q4_k", 96, "q5_0"), ("q5_k", 96, "q5_1"), ("q6_k", 96, "q8_0"), ("q4_k", 40, "f16"), ("q8_0", 40, "f16"),
-    ("q4_0", 40, "f16"), ("bf16", 41, "bf16")])
+    ("q4_k", 256, "q4_k"), ("q4_k", 96, "q5_0"), ("q5_k", 96, "q5_1"), ("q6_k", 96, "q8_0"), ("q4_k", 40, "f16"),
+    ("q8_0", 40, "f16"), ("q4_0", 40, "f16"), ("bf16", 41, "bf16")])
 def test_a_row_that_is_no_whole_number_of_blocks_falls_back_as_in_ggml(wanted, cols, got):
     """G1: never a partial block."""
     assert Recipe("x", 1, {"": wanted}).choose("attn", (4, cols), "f32") == (got, wanted)

@@ -81,6 +81,7 @@ def test_quants_are_found_by_the_names_of_both_formats():
     assert source_quant("F8_E4M3") is None and source_quant("iq4_xs") is None and source_quant("F64") is None
 
 
-@pytest.mark.parametrize("name, clean", [("a  b\nc", "a b c"), ("x\x1b[31m", "x [31m"), ("ü" * 300, "ü" * 100), ("", "model"), ("\n", "model")])
+@pytest.mark.parametrize("name, clean", [
+    ("a  b\nc", "a b c"), ("x\x1b[31m", "x [31m"), ("ü" * 300, "ü" * 100), ("", "model"), ("\n", "model")])
 def test_a_name_is_one_short_printable_line(name, clean):
     assert clean_name(name) == clean

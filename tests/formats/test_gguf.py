@@ -54,8 +54,9 @@ def sample(tmp_path):
     """A file with every value type and several tensor types, by the gguf package."""
     path = tmp_path / "sample.gguf"
     w = GGUFWriter(path, "llama")
-    for kind, value in ((GGUFValueType.UINT8, 200), (GGUFValueType.INT8, -3), (GGUFValueType.UINT16, 60000), (GGUFValueType.INT16, -300),
-                        (GGUFValueType.UINT32, 4_000_000_000), (GGUFValueType.INT32, -5), (GGUFValueType.FLOAT32, 0.1),
+    for kind, value in ((GGUFValueType.UINT8, 200), (GGUFValueType.INT8, -3), (GGUFValueType.UINT16, 60000),
+                        (GGUFValueType.INT16, -300), (GGUFValueType.UINT32, 4_000_000_000),
+                        (GGUFValueType.INT32, -5), (GGUFValueType.FLOAT32, 0.1),
                         (GGUFValueType.BOOL, True), (GGUFValueType.UINT64, 2**63), (GGUFValueType.INT64, -(2**40)),
                         (GGUFValueType.FLOAT64, 0.1), (GGUFValueType.STRING, "ünï\n")):
         w.add_key_value(f"x.{kind.name.lower()}", value, kind)
@@ -81,8 +82,9 @@ def test_reads_what_the_gguf_package_writes(sample):
     for key, value in want.items():
         np.testing.assert_equal(f.metadata[key], value)
     assert f.metadata["x.bool"] is True and f.metadata["x.bools"] == [True, False]
-    assert f.kinds["x.uint8"] == "u8" and f.kinds["x.strings"] == "[str]" and f.kinds["x.floats"] == "[f32]" and f.kinds["x.float64"] == "f64"
-    assert [(t.name, t.quant, t.shape) for t in f.tensors.values()] == [("a", "f32", (3, 64)), ("b", "f16", (7,)), ("c", "q4_k", (4, 2, 512))]
+    assert [f.kinds[f"x.{key}"] for key in ("uint8", "float64", "strings", "floats")] == ["u8", "f64", "[str]", "[f32]"]
+    assert [(t.name, t.quant, t.shape) for t in f.tensors.values()] == [
+        ("a", "f32", (3, 64)), ("b", "f16", (7,)), ("c", "q4_k", (4, 2, 512))]
     for t in r.tensors:
         assert f.read(t.name).tobytes() == t.data.tobytes()
         assert f.tensors[t.name].offset == t.data_offset

@@ -173,13 +173,15 @@ def test_an_indexed_tensor_that_its_shard_lacks_is_refused(tmp_path):
     assert "'b'" in refuse(tmp_path, "st-index")
 
 
-@pytest.mark.parametrize("name", ["../1.safetensors", "/etc/passwd", "sub/1.safetensors", "..", "", "a\\b", "C:x", "a\0b", 7, None])
+@pytest.mark.parametrize("name", ["../1.safetensors", "/etc/passwd", "sub/1.safetensors", "..", "", "a\\b", "C:x", "a\0b", 7,
+                                  None])
 def test_a_shard_name_that_is_no_plain_file_name_is_refused(tmp_path, name):
     sharded(tmp_path, {"a": name}, {"1.safetensors": {"a": np.zeros(2, "f4")}})
     refuse(tmp_path, "st-index")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": {}}', '{"weight_map": [1]}', '{"weight_map": {"a":"x","a":"y"}}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": {}}', '{"weight_map": [1]}',
+                                  '{"weight_map": {"a":"x","a":"y"}}'])
 def test_a_broken_index_is_refused(tmp_path, text):
     save_file({"a": np.zeros(2, "f4")}, tmp_path / "model.safetensors")
     (tmp_path / INDEX).write_text(text)

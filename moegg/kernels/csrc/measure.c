@@ -87,6 +87,7 @@ static int32_t int8_neon(int32_t seed) {
     return vgetq_lane_s16(sum, 0);
 }
 
+#if !defined(__clang__) || __clang_major__ >= 16        /* older ones have the intrinsics for one fixed CPU only */
 #ifdef __clang__
 #define WITH(feature) __attribute__((target(feature)))
 #else
@@ -103,6 +104,8 @@ static int32_t int8_neon(int32_t seed) {
     }
 INT8_ARM(dotprod, "dotprod", vdotq_s32)
 INT8_ARM(i8mm, "i8mm", vmmlaq_s32)
+#define ARM_DOT
+#endif
 #endif
 
 static const int8_level LEVELS[] = {            /* a level without a row counts as generic */
@@ -112,8 +115,13 @@ static const int8_level LEVELS[] = {            /* a level without a row counts 
     {"avx512", 2 * 64, int8_avx512},
 #elif defined(__aarch64__)
     {"neon", 2 * 16, int8_neon},
+#ifdef ARM_DOT
     {"dotprod", 2 * 16, int8_dotprod},
     {"i8mm", 2 * 32, int8_i8mm},
+#else
+    {"dotprod", 2 * 16, int8_neon},
+    {"i8mm", 2 * 16, int8_neon},
+#endif
 #endif
 };
 

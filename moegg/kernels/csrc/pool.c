@@ -3,6 +3,8 @@
  * `left` counts the chunks of the current job that nobody has claimed. A claim is a decrement that found it positive: only then may
  * a worker read the job, and the job cannot end, nor the next begin, before that claim is counted in `done`. So the job's fields need
  * no lock, a worker that wakes late claims from whatever job is current or from none, and the caller waits for claimed chunks only.
+ * The caller still waits for a worker that the system stopped in the middle of a chunk: with a busy neighbour that is milliseconds,
+ * again and again. So a pool that meets it leaves one worker out for a while, longer each time it happens again.
  * Sleeping is decided by store-then-look on both sides (seq_cst): either the sleeper sees the work or the caller sees the sleeper.
  * A forked child has no workers: the pid tells, and they are made anew.
  */
@@ -28,9 +30,17 @@ struct mg_pool {
     _Alignas(64) atomic_llong left;                    /* unclaimed chunks; zero or less between jobs */
     _Alignas(64) atomic_llong done;                    /* finished chunks */
     atomic_int sleepers, waiting, stop;                /* workers asleep; caller asleep; pool is being freed */
+    atomic_int n_active;                               /* workers that may claim: ids 1..n_active */
+    int64_t grow_at, backoff_ns;                       /* when the next worker may come back; how long the next one stays out */
 };
 
 typedef struct { mg_pool *pool; int id; } worker_arg;
+
+enum {
+    CALLER_SPIN_NS = 50000,                            /* then it sleeps, and a stopped worker may be moved to its core */
+    STALL_NS = 500000, STALL_CHUNKS = 8,               /* waiting longer than both, in chunks of the caller's own pace, is a stall */
+    BACKOFF_NS = 4000000, BACKOFF_MAX_NS = 64000000,
+};
 
 static int64_t now_ns(void) {
     struct timespec t;
@@ -46,21 +56,23 @@ static void relax(void) {
 #endif
 }
 
-static int has_work(mg_pool *p) { return atomic_load(&p->left) > 0 || atomic_load(&p->stop); }
-static int is_done(mg_pool *p) { return atomic_load(&p->done) == p->n_chunks; }        /* the caller's question only */
+static int has_work(mg_pool *p, int id) {
+    return (atomic_load(&p->left) > 0 && id <= atomic_load(&p->n_active)) || atomic_load(&p->stop);
+}
+static int is_done(mg_pool *p, int id) { return atomic_load(&p->done) == p->n_chunks; }        /* the caller's question only */
 
-/* Looks for up to spin_ns; true as soon as ready(p). */
-static int spin(mg_pool *p, int (*ready)(mg_pool *)) {
-    if (ready(p)) return 1;
-    if (p->spin_ns <= 0) return 0;
-    for (const int64_t end = now_ns() + p->spin_ns; now_ns() < end;)
+/* Looks for up to ns; true as soon as ready(p, id). */
+static int spin(mg_pool *p, int id, int (*ready)(mg_pool *, int), int64_t ns) {
+    if (ready(p, id)) return 1;
+    if (ns <= 0) return 0;
+    for (const int64_t end = now_ns() + ns; now_ns() < end;)
         for (int i = 0; i < 64; i++, relax())
-            if (ready(p)) return 1;
+            if (ready(p, id)) return 1;
     return 0;
 }
 
-/* Claims and runs chunks until none is left; wakes the caller if it sleeps and these were the last. */
-static void work(mg_pool *p, int id) {
+/* Claims and runs chunks until none is left, returns how many; wakes the caller if it sleeps and these were the last. */
+static int64_t work(mg_pool *p, int id) {
     int64_t mine = 0, n_chunks = 0;
     while (atomic_load_explicit(&p->left, memory_order_relaxed) > 0) {
         const int64_t left = atomic_fetch_sub(&p->left, 1);
@@ -75,6 +87,7 @@ static void work(mg_pool *p, int id) {
         pthread_cond_signal(&p->finished);
         pthread_mutex_unlock(&p->lock);
     }
+    return mine;
 }
 
 static void *worker(void *arg) {
@@ -82,11 +95,11 @@ static void *worker(void *arg) {
     const int id = ((worker_arg *)arg)->id;
     free(arg);
     while (!atomic_load(&p->stop)) {
-        work(p, id);
-        if (spin(p, has_work)) continue;
+        if (id <= atomic_load(&p->n_active)) work(p, id);
+        if (spin(p, id, has_work, p->spin_ns)) continue;
         pthread_mutex_lock(&p->lock);
         atomic_fetch_add(&p->sleepers, 1);
-        while (!has_work(p)) pthread_cond_wait(&p->work, &p->lock);
+        while (!has_work(p, id)) pthread_cond_wait(&p->work, &p->lock);
         atomic_fetch_sub(&p->sleepers, 1);
         pthread_mutex_unlock(&p->lock);
     }
@@ -104,6 +117,9 @@ static void init(mg_pool *p) {
     atomic_store(&p->sleepers, 0);
     atomic_store(&p->waiting, 0);
     atomic_store(&p->stop, 0);
+    atomic_store(&p->n_active, p->n_threads - 1);
+    p->grow_at = 0;
+    p->backoff_ns = BACKOFF_NS;
 }
 
 /* Creates the missing workers, signals blocked so that Ctrl-C reaches the main thread. What cannot be created is done without. */
@@ -157,6 +173,30 @@ int mg_pool_threads(const mg_pool *p) { return p->n_threads; }
 
 void mg_pool_set_spin(mg_pool *p, int64_t us) { p->spin_ns = us * 1000; }
 
+/* A stall leaves one more worker out; one comes back when its time is over. A long good time makes the next penalty short again. */
+static void shrink(mg_pool *p, int64_t now) {
+    if (now - p->grow_at > 4 * p->backoff_ns) p->backoff_ns = BACKOFF_NS;
+    atomic_fetch_sub(&p->n_active, 1);
+    p->grow_at = now + p->backoff_ns;
+    if (p->backoff_ns < BACKOFF_MAX_NS) p->backoff_ns *= 2;
+}
+
+static void grow(mg_pool *p, int64_t now) {
+    if (now < p->grow_at) return;
+    atomic_fetch_add(&p->n_active, 1);
+    p->grow_at = now + BACKOFF_NS;
+}
+
+static void wake(mg_pool *p, int64_t n) {
+    const int sleepers = atomic_load(&p->sleepers);
+    if (sleepers == 0) return;
+    pthread_mutex_lock(&p->lock);
+    if (n < sleepers && atomic_load(&p->n_active) == p->n_workers)
+        for (int64_t i = 0; i < n; i++) pthread_cond_signal(&p->work);
+    else pthread_cond_broadcast(&p->work);             /* a signal could reach one that is left out */
+    pthread_mutex_unlock(&p->lock);
+}
+
 void mg_pool_run(mg_pool *p, mg_task_fn fn, void *ctx, int64_t n_items, int64_t chunk) {
     const int64_t n_chunks = (n_items + chunk - 1) / chunk;
     if (p->n_threads == 1 || n_chunks <= 1) {
@@ -165,6 +205,8 @@ void mg_pool_run(mg_pool *p, mg_task_fn fn, void *ctx, int64_t n_items, int64_t 
     }
     if (p->pid != getpid()) init(p);
     if (p->n_workers < p->n_threads - 1) hire(p);
+    const int64_t start = now_ns();
+    if (atomic_load(&p->n_active) < p->n_workers) grow(p, start);
     p->fn = fn;
     p->ctx = ctx;
     p->n_items = n_items;
@@ -172,17 +214,17 @@ void mg_pool_run(mg_pool *p, mg_task_fn fn, void *ctx, int64_t n_items, int64_t 
     p->n_chunks = n_chunks;
     atomic_store(&p->done, 0);
     atomic_store(&p->left, n_chunks);
-    const int sleepers = atomic_load(&p->sleepers);
-    if (sleepers > 0) {
+    if (atomic_load(&p->n_active) > 0) wake(p, n_chunks - 1);
+    const int64_t mine = work(p, 0);
+    if (is_done(p, 0)) return;
+    const int64_t idle = now_ns();
+    if (!spin(p, 0, is_done, p->spin_ns < CALLER_SPIN_NS ? p->spin_ns : CALLER_SPIN_NS)) {
         pthread_mutex_lock(&p->lock);
-        for (int64_t i = 0; i < sleepers && i < n_chunks - 1; i++) pthread_cond_signal(&p->work);
+        atomic_store(&p->waiting, 1);
+        while (!is_done(p, 0)) pthread_cond_wait(&p->finished, &p->lock);
+        atomic_store(&p->waiting, 0);
         pthread_mutex_unlock(&p->lock);
+        const int64_t now = now_ns();
+        if (mine && now - idle > STALL_NS && now - idle > STALL_CHUNKS * (idle - start) / mine) shrink(p, now);
     }
-    work(p, 0);
-    if (spin(p, is_done)) return;
-    pthread_mutex_lock(&p->lock);
-    atomic_store(&p->waiting, 1);
-    while (!is_done(p)) pthread_cond_wait(&p->finished, &p->lock);
-    atomic_store(&p->waiting, 0);
-    pthread_mutex_unlock(&p->lock);
 }

@@ -41,63 +41,72 @@ static void quant_bf16(const float *x, mg_bf16 *b, int64_t n, int search) { for 
 
 /* --- searches ----------------------------------------------------------------------------------------------------------- */
 
-/* Sum of n = 16 or 32 terms as a tree of halves, which the compiler turns into vectors; spoils s. */
-static float total(float *s, int n) {
-    for (int h = n / 2; h; h /= 2)
-        for (int i = 0; i < h; i++) s[i] += s[i + h];
-    return s[0];
+/* Four floats at a time in the compilers' own vector types: the same bits everywhere, which reordered loops would not give. */
+typedef float v4 __attribute__((vector_size(16)));
+typedef int32_t m4 __attribute__((vector_size(16)));
+
+static inline v4 load(const float *p) { v4 v; memcpy(&v, p, 16); return v; }
+static inline void store(float *p, v4 v) { memcpy(p, &v, 16); }
+static inline v4 splat(float f) { return (v4){f, f, f, f}; }
+static inline v4 pick(m4 c, v4 a, v4 b) { return (v4)((c & (m4)a) | (~c & (m4)b)); }
+static inline v4 code(v4 v, v4 lo, v4 hi) {                                       /* nearest in lo..hi; NaN: lo */
+    v = pick(v > lo, v, lo);
+    return pick(v < hi, v, hi) + 12582912.0f - 12582912.0f;
 }
+static inline float total(v4 s) { return (s[0] + s[2]) + (s[1] + s[3]); }
 
 /* Weights of the error: a large element matters more, a small one still matters. */
-static void weigh(const float *restrict x, int n, float *restrict w) {
-    for (int i = 0; i < n; i++) w[i] = x[i] * x[i];
-    const float rms = sqrtf(total(w, n) / n);
+static void weigh(const float *x, int n, float *w) {
+    v4 s = splat(0);
+    for (int i = 0; i < n; i += 4) s += load(x + i) * load(x + i);
+    const float rms = sqrtf(total(s) / n);
     for (int i = 0; i < n; i++) w[i] = rms + fabsf(x[i]);
 }
 
 /* Sum of w (x - d q - m)^2 with the nearest codes q in lo..hi, which are left in q. */
-static float encode(const float *restrict x, const float *restrict w, int n, float d, float m, float lo, float hi, float *restrict q) {
-    const float inv = inverse(d);
-    float s[32];
-    for (int i = 0; i < n; i++) {
-        q[i] = nearest(clamp((x[i] - m) * inv, lo, hi));
-        const float e = x[i] - d * q[i] - m;
-        s[i] = w[i] * e * e;
+static float encode(const float *x, const float *w, int n, float d, float m, float lo, float hi, float *q) {
+    const v4 inv = splat(inverse(d)), lo4 = splat(lo), hi4 = splat(hi);
+    v4 s = splat(0);
+    for (int i = 0; i < n; i += 4) {
+        const v4 xi = load(x + i), qi = code((xi - m) * inv, lo4, hi4), e = xi - d * qi - m;
+        store(q + i, qi);
+        s += load(w + i) * e * e;
     }
-    return total(s, n);
+    return total(s);
 }
 
 /* The d of x ~ d * q, q in lo..hi (lo < 0): the extreme element is put near lo or near hi, and of all tries the one whose least
  * squares d takes most off the error, (sum w x q)^2 / sum w q^2, wins. */
-static float fit_scale(const float *restrict x, const float *restrict w, int n, float lo, float hi) {
+static float fit_scale(const float *x, const float *w, int n, float lo, float hi) {
     const float top = extreme(x, n);
     float best = 0, d = 0;
     if (!(fabsf(top) < 0x1p+127f) || top == 0) return 0;
     for (int k = -9; k <= 9; k++)
         for (int side = 0; side < 2; side++) {
-            const float inv = ((side ? hi : lo) + 0.1f * k) / top;
-            float xq[32], qq[32];
-            for (int i = 0; i < n; i++) {
-                const float q = nearest(clamp(x[i] * inv, lo, hi)), wq = w[i] * q;
-                xq[i] = wq * x[i];
-                qq[i] = wq * q;
+            const v4 inv = splat(((side ? hi : lo) + 0.1f * k) / top), lo4 = splat(lo), hi4 = splat(hi);
+            v4 xq = splat(0), qq = splat(0);
+            for (int i = 0; i < n; i += 4) {
+                const v4 xi = load(x + i), q = code(xi * inv, lo4, hi4), wq = load(w + i) * q;
+                xq += wq * xi;
+                qq += wq * q;
             }
-            const float XQ = total(xq, n), QQ = total(qq, n);
+            const float XQ = total(xq), QQ = total(qq);
             if (XQ * XQ > best * QQ) best = XQ * XQ / QQ, d = XQ / QQ;
         }
     return d;
 }
 
-/* Weighted least squares d and m for codes q: false if there is no sensible answer. */
-static int solve(const float *restrict x, const float *restrict w, int n, const float *restrict q, float W, float X, int below,
-                 float *d, float *m) {
-    float q1[32], q2[32], xq[32];
-    for (int i = 0; i < n; i++) {
-        q1[i] = w[i] * q[i];
-        q2[i] = q1[i] * q[i];
-        xq[i] = q1[i] * x[i];
+/* Weighted least squares d and m for the codes that step and minimum d, m give: false if there is no sensible answer. */
+static int solve(const float *x, const float *w, int n, float top, float W, float X, int below, float *d, float *m) {
+    const v4 inv = splat(inverse(*d)), lo = splat(0), hi = splat(top);
+    v4 q1 = lo, q2 = lo, xq = lo;
+    for (int i = 0; i < n; i += 4) {
+        const v4 xi = load(x + i), q = code((xi - *m) * inv, lo, hi), wq = load(w + i) * q;
+        q1 += wq;
+        q2 += wq * q;
+        xq += wq * xi;
     }
-    const float Q1 = total(q1, n), Q2 = total(q2, n), XQ = total(xq, n), det = W * Q2 - Q1 * Q1;
+    const float Q1 = total(q1), Q2 = total(q2), XQ = total(xq), det = W * Q2 - Q1 * Q1;
     if (!(det > 0)) return 0;
     *d = (W * XQ - X * Q1) / det;
     *m = (Q2 * X - Q1 * XQ) / det;
@@ -106,21 +115,19 @@ static int solve(const float *restrict x, const float *restrict w, int n, const 
 }
 
 /* d and m of x ~ d * q + m, q in 0..top; `below`: m must not be above zero. Tries steps around the plain one, and the plain one. */
-static void fit_affine(const float *restrict x, const float *restrict w, int n, float top, int below, float *d_out, float *m_out) {
-    float lo, hi, q[32], s[32], t[32];
+static void fit_affine(const float *x, const float *w, int n, float top, int below, float *d_out, float *m_out) {
+    float lo, hi, q[32], W = 0, X = 0;
     range(x, n, &lo, &hi);
     if (below && lo > 0) lo = 0;
     *d_out = 0;
     *m_out = lo;
     if (!(hi - lo > 0)) return;
-    for (int i = 0; i < n; i++) s[i] = w[i], t[i] = w[i] * x[i];
-    const float W = total(s, n), X = total(t, n);
+    for (int i = 0; i < n; i++) W += w[i], X += w[i] * x[i];
     *d_out = (hi - lo) / top;
     float best = encode(x, w, n, *d_out, lo, 0, top, q);
     for (int k = -10; k <= 10; k++) {
         float d = (hi - lo) / (top + 0.1f * k), m = lo;
-        encode(x, w, n, d, m, 0, top, q);
-        if (!solve(x, w, n, q, W, X, below, &d, &m)) continue;
+        if (!solve(x, w, n, top, W, X, below, &d, &m)) continue;
         const float err = encode(x, w, n, d, m, 0, top, q);
         if (err < best) best = err, *d_out = d, *m_out = m;
     }
@@ -146,7 +153,8 @@ static mg_f16 symmetric(const float *x, int half, int search, uint8_t *q) {
         float w[32], plain[32], best[32];
         weigh(x, 32, w);
         const float fit = to_f16(fit_scale(x, w, 32, -half, half - 1));
-        if (fit && encode(x, w, 32, fit, 0, -half, half - 1, best) < encode(x, w, 32, to_f16(d), 0, -half, half - 1, plain)) d = fit;
+        const float err = encode(x, w, 32, to_f16(d), 0, -half, half - 1, plain);
+        if (fit && encode(x, w, 32, fit, 0, -half, half - 1, best) < err) d = fit;
         else memcpy(best, plain, sizeof best);
         for (int i = 0; i < 32; i++) q[i] = (uint8_t)(best[i] + half);
     }
@@ -165,7 +173,8 @@ static mg_f16 affine(const float *x, int top, int search, mg_f16 *m_out, uint8_t
         weigh(x, 32, w);
         fit_affine(x, w, 32, top, 0, &fit, &m);
         fit = to_f16(fit), m = to_f16(m);
-        if (encode(x, w, 32, fit, m, 0, top, best) < encode(x, w, 32, to_f16(d), to_f16(lo), 0, top, plain)) d = fit, lo = m;
+        const float err = encode(x, w, 32, to_f16(d), to_f16(lo), 0, top, plain);
+        if (encode(x, w, 32, fit, m, 0, top, best) < err) d = fit, lo = m;
         else memcpy(best, plain, sizeof best);
         for (int i = 0; i < 32; i++) q[i] = (uint8_t)best[i];
     }
