@@ -32,6 +32,7 @@ lint:
 
 # build/annotate/*.html: yellow lines inside a nogil loop are a review comment
 annotate:
+	mkdir -p build/annotate
 	for f in moegg/kernels/_core.pyx moegg/engine/forward.pyx; do \
 		$(BIN)/cython -3 -a -o build/annotate/$$(basename $$f .pyx).c $$f; done
 

@@ -22,7 +22,7 @@ def extension(name: str, *sources: str) -> Extension:
 
 # C state (dispatch table, pool) must live in exactly one extension: csrc is listed once; others cimport _core's pxd.
 EXTENSIONS = [extension("moegg.kernels._core", "moegg/kernels/_core.pyx", *sorted(glob("moegg/kernels/csrc/*.c")))]
-EXTENSIONS += [extension("moegg.engine.forward", "moegg/engine/forward.pyx")]
+EXTENSIONS += [extension("moegg.kernels.ops", "moegg/kernels/ops.pyx"), extension("moegg.engine.forward", "moegg/engine/forward.pyx")]
 
 setup(
     packages=["moegg", "moegg.models", "moegg.kernels", "moegg.engine", "moegg.io", "moegg.commands",

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moegg.errors import BadRequest
+from moegg.kernels.ops import kth_largest
 
 
 @dataclass(frozen=True)
@@ -137,26 +138,28 @@ def _penalised(logits: np.ndarray, history: Sequence[int], answer_start: int, p:
 
 def _candidates(scores: np.ndarray, p: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
     """(ids, weights) that may be drawn, in an order that depends on `scores` alone. Weights are relative to the best one's 1."""
-    weights = np.exp((scores.astype(np.float64) - float(scores.max())) / p.temperature)
-    ids = np.flatnonzero(weights)
-    if 0 < p.top_k < len(scores):
-        ids = np.flatnonzero((scores >= np.partition(scores, -p.top_k)[-p.top_k]) & (weights > 0))
+    ids = np.arange(len(scores))
+    if 0 < p.top_k < len(scores):                        # before any exp: a vocabulary of them would cost more than the model's head
+        ids = np.flatnonzero(scores >= kth_largest(scores, p.top_k))
+    weights = np.exp((scores[ids].astype(np.float64) - float(scores.max())) / p.temperature)
+    ids, weights = ids[weights > 0], weights[weights > 0]
     if p.top_p < 1:
-        ids = _nucleus(ids, weights, p.top_p)
+        at = _nucleus(weights, p.top_p)
+        ids, weights = ids[at], weights[at]
     if p.min_p > 0:
-        ids = ids[weights[ids] >= p.min_p]
-    return ids, weights[ids]
+        ids, weights = ids[weights >= p.min_p], weights[weights >= p.min_p]
+    return ids, weights
 
 
-def _nucleus(ids: np.ndarray, weights: np.ndarray, top_p: float) -> np.ndarray:
-    """The fewest best ids that hold `top_p` of the weight, at least one. Looks at few first: sorting a vocabulary is slow."""
-    need = top_p * weights[ids].sum()
-    for few in (256, 4096, len(ids)):
-        best = ids[_largest(weights[ids], min(few, len(ids)))]
+def _nucleus(weights: np.ndarray, top_p: float) -> np.ndarray:
+    """Positions of the fewest best weights that hold `top_p` of all, at least one. Looks at few first: sorting a vocabulary is slow."""
+    need = top_p * weights.sum()
+    for few in (256, 4096, len(weights)):
+        best = _largest(weights, min(few, len(weights)))
         sums = np.cumsum(weights[best])
-        if sums[-1] >= need or few >= len(ids):
+        if sums[-1] >= need or few >= len(weights):
             return best[:1 + int(np.searchsorted(sums, need))]
-    return ids
+    return best
 
 
 def _largest(values: np.ndarray, n: int) -> np.ndarray:

@@ -36,7 +36,7 @@ LAYERS = {
     "moegg.stream": May(BASE),
     "moegg.tokenizer": May(f"{BASE} stream", "numpy tokenizers sentencepiece"),
     "moegg.chat": May(f"{BASE} tokenizer", "jinja2"),
-    "moegg.sampler": May(BASE, "numpy"),
+    "moegg.sampler": May(f"{BASE} kernels", "numpy"),
     "moegg.converters": May(f"{BASE} quants arch kernels formats models registry tokenizer converters",
                             "numpy tokenizers sentencepiece safetensors huggingface_hub"),
     "moegg.engine": May(f"{BASE} quants arch kernels registry io planner sampler formats engine", "numpy cython cpython libc posix"),

@@ -2,7 +2,7 @@
 # The types and constants of kernels.h may be used anywhere; its functions only inside _core. Others call the cdef functions below.
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 
-from moegg.kernels.exec cimport mg_exec, mg_pool
+from moegg.kernels.exec cimport mg_exec, mg_op_table, mg_pool
 
 cdef extern from "kernels.h" nogil:
     enum:
@@ -55,3 +55,6 @@ cdef void pool_set_spin(mg_pool *p, int64_t us) noexcept nogil
 # the executor (csrc/exec.h)
 cdef size_t job_bytes() noexcept nogil
 cdef int exec_run(mg_exec *e) noexcept nogil
+
+# the float kernels in force (csrc/ops.h)
+cdef const mg_op_table *op_table() noexcept nogil

@@ -14,6 +14,7 @@ from moegg.quants import INTERLEAVED, QUANTS, ROW_MAJOR
 cdef extern from "exec.h" nogil:
     size_t mg_job_bytes()
     int mg_exec_run(mg_exec *e)
+    mg_op_table mg_ops
 
 cdef extern from "measure.h" nogil:
     uint64_t mg_measure_read(mg_pool *p, const void *data, int64_t nbytes, int64_t ahead)
@@ -322,3 +323,6 @@ cdef size_t job_bytes() noexcept nogil:
 
 cdef int exec_run(mg_exec *e) noexcept nogil:
     return mg_exec_run(e)
+
+cdef const mg_op_table *op_table() noexcept nogil:
+    return &mg_ops

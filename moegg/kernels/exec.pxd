@@ -34,6 +34,16 @@ cdef extern from "exec.h" nogil:
         const void *v
         int32_t cap, dim, dim_pad, f32, window
         float scale, softcap
+    ctypedef struct mg_op_table:
+        void (*rmsnorm)(const float *x, const float *w, float eps, int64_t n, float *y)
+        void (*rope)(float *x, const float *cosine, const float *sine, int64_t half, int interleaved)
+        void (*attention)(const mg_attn *a, int n, const float *const *q, const int32_t *pos, int32_t begin, float *const *part, float *scratch)
+        void (*attention_fold)(float *into, const float *part, int64_t dim_pad)
+        void (*attention_finish)(const float *part, int64_t dim, float *out)
+        void (*glu)(int act, const float *g, const float *u, int64_t n, float *h)
+        void (*softcap)(float *x, float cap, int64_t n)
+        void (*softmax)(float *x, int64_t n)
+        float (*kth)(const float *x, int64_t n, int k, float *heap)
     ctypedef struct mg_attn_layer:
         int32_t n_head, n_kv, kv_index
         mg_attn shape

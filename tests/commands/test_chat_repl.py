@@ -130,10 +130,10 @@ def test_without_a_template_the_text_goes_on(capsys):
 def test_a_real_terminal_with_ctrl_c_and_ctrl_d(qwen3_moe_file):
     """Chat, stop an endless answer, go on, leave."""
     master, slave = pty.openpty()
-    env = {k: v for k, v in os.environ.items() if k != "TERM"} | {"TERM": "dumb"}
-    child = subprocess.Popen([sys.executable, "-m", "moegg", "run", qwen3_moe_file, "--temp", "0", "--ctx", "40000", "--threads", "1"],
-                             stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True,
-                             preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0))
+    owner = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.argv[1:])"   # for Ctrl-C
+    argv = [sys.executable, "-m", "moegg", "run", qwen3_moe_file, "--temp", "0", "--ctx", "40000", "--threads", "1"]
+    child = subprocess.Popen([sys.executable, "-c", owner, *argv], stdin=slave, stdout=slave, stderr=slave,
+                             env=os.environ | {"TERM": "dumb"}, start_new_session=True)
     os.close(slave)
     seen = b""
 

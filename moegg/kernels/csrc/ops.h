@@ -41,6 +41,7 @@ typedef struct {
     void (*axpy)(float w, const float *y, float *x, int64_t n);                    /* x = fma(w, y, x) */
     void (*softcap)(float *x, float cap, int64_t n);                               /* x = cap * tanh(x / cap) */
     void (*softmax)(float *x, int64_t n);                                          /* in place; padding must be writable */
+    float (*kth)(const float *x, int64_t n, int k, float *heap);                   /* the k-th largest; heap: k floats; no NaN */
     void (*store_v)(const float *x, int64_t dim, int f32, void *dst);              /* dim_pad values, padding zeroed by the caller */
 } mg_op_table;
 

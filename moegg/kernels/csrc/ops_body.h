@@ -87,6 +87,37 @@ VF_TARGET static void op_softmax(float *x, int64_t n) {
     op_scale(x, 1.0f / vf_sum(s), n);
 }
 
+/* A min-heap of the k largest so far; blocks of 64 whose maximum is not above its root are passed over. */
+VF_TARGET static float op_kth(const float *x, int64_t n, int k, float *heap) {
+    int size = 0;
+    for (int64_t b = 0; b < n; b += 64) {
+        const int64_t end = b + 64 < n ? b + 64 : n;
+        if (size == k && end - b == 64) {
+            float f[16], top;
+            vf_store(f, vf_max(vf_max(vf_load(x + b), vf_load(x + b + 16)), vf_max(vf_load(x + b + 32), vf_load(x + b + 48))));
+            top = f[0];
+            for (int i = 1; i < 16; i++) top = f[i] > top ? f[i] : top;
+            if (!(top > heap[0])) continue;
+        }
+        for (int64_t i = b; i < end; i++) {
+            int at = 0;
+            if (size < k) {                              /* sift up */
+                for (at = size++; at && heap[(at - 1) / 2] > x[i]; at = (at - 1) / 2) heap[at] = heap[(at - 1) / 2];
+            } else if (x[i] > heap[0]) {                 /* replace the root, sift down */
+                for (int c; (c = 2 * at + 1) < k; at = c) {
+                    if (c + 1 < k && heap[c + 1] < heap[c]) c++;
+                    if (heap[c] >= x[i]) break;
+                    heap[at] = heap[c];
+                }
+            } else {
+                continue;
+            }
+            heap[at] = x[i];
+        }
+    }
+    return heap[0];
+}
+
 VF_TARGET static void op_store_v(const float *x, int64_t dim, int f32, void *dst) {
     if (f32) {
         memcpy(dst, x, (size_t)dim * 4);
@@ -216,4 +247,4 @@ VF_TARGET static void op_attention_finish(const float *part, int64_t dim, float 
 }
 
 #define MG_OP_TABLE(name) \
-    const mg_op_table name = {op_rmsnorm, op_rope, op_attention, op_attention_fold, op_attention_finish, op_glu, op_add, op_scale, op_axpy, op_softcap, op_softmax, op_store_v}
+    const mg_op_table name = {op_rmsnorm, op_rope, op_attention, op_attention_fold, op_attention_finish, op_glu, op_add, op_scale, op_axpy, op_softcap, op_softmax, op_kth, op_store_v}

@@ -1,0 +1,122 @@
+"""The float kernels against float64 numpy, and every CPU level against plain C, bit for bit."""
+import numpy as np
+import pytest
+
+from moegg import kernels
+from moegg.errors import BadRequest
+from moegg.kernels import ops
+
+SIZES = [1, 15, 16, 17, 64, 100, 257]
+RNG = np.random.default_rng(11)
+
+
+@pytest.fixture(params=kernels.levels())
+def level(request):
+    kernels.select(request.param)
+    yield request.param
+    kernels.select(None)
+
+
+def generic(fn, *args, **kw):
+    here = kernels.level()
+    kernels.select("generic")
+    try:
+        return fn(*args, **kw)
+    finally:
+        kernels.select(here)
+
+
+def agree(fn, *args, want, rtol=2e-6, atol=1e-6, **kw):
+    """Close to `want`, and the same bits as plain C."""
+    got = fn(*args, **kw)
+    np.testing.assert_allclose(got, want, rtol=rtol, atol=atol)
+    np.testing.assert_array_equal(got, generic(fn, *args, **kw))
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_rmsnorm(level, n):
+    x, w = RNG.standard_normal(n) * 3, RNG.standard_normal(n)
+    x, w = x.astype(np.float32), w.astype(np.float32)
+    agree(ops.rmsnorm, x, w, 1e-6, want=x / np.sqrt((x.astype(float) ** 2).mean() + 1e-6) * w)
+
+
+@pytest.mark.parametrize("half", [1, 8, 16, 19, 64])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rope_rotates_pairs_and_leaves_the_rest(level, half, interleaved):
+    x, angle = RNG.standard_normal(2 * half + 5).astype(np.float32), RNG.uniform(-9, 9, half).astype(np.float32)
+    c, s = np.cos(angle), np.sin(angle)
+    want = x.copy()
+    a, b = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(0, half), slice(half, 2 * half))
+    want[a], want[b] = x[a] * c - x[b] * s, x[b] * c + x[a] * s
+    agree(ops.rope, x, c, s, interleaved, want=want)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_gated_activations(level, n):
+    g, u = (RNG.standard_normal(n) * 6).astype(np.float32), RNG.standard_normal(n).astype(np.float32)
+    d = g.astype(float)
+    agree(ops.glu, "silu", g, u, want=d / (1 + np.exp(-d)) * u)
+    agree(ops.glu, "gelu_tanh", g, u, want=0.5 * d * (1 + np.tanh(np.sqrt(2 / np.pi) * (d + 0.044715 * d ** 3))) * u, atol=3e-6)
+
+
+def test_activations_at_the_ends_of_the_range(level):
+    """known_failures G12, G13: exp must not overflow into NaN; a NaN must stay one."""
+    x = np.array([-1e30, -200, -88, -87, 0, 87, 88, 200, 1e30], np.float32)
+    y = ops.glu("silu", x, np.ones_like(x))
+    assert np.isfinite(y).all() and y[4] == 0
+    np.testing.assert_allclose(y[5:], x[5:], rtol=1e-6)
+    np.testing.assert_allclose(y[:4], 0, atol=1e-8)          # exp is clamped at 88: -1e30 gives -6e-9
+    assert np.isnan(ops.glu("silu", [np.nan], [1.0])).all() and np.isnan(ops.softcap([np.nan], 30.0)).all()
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_softmax_and_softcap(level, n):
+    x = (RNG.standard_normal(n) * 10).astype(np.float32)
+    e = np.exp(x.astype(float) - x.max())
+    agree(ops.softmax, x, want=e / e.sum(), rtol=4e-6)
+    agree(ops.softcap, x, 30.0, want=30 * np.tanh(x.astype(float) / 30), atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 1000, 5000])
+def test_kth_largest_is_the_one_a_sort_finds(level, n):
+    x = RNG.integers(-40, 40, n).astype(np.float32)
+    x[RNG.integers(0, n, n // 10)] = -np.inf
+    for k in {1, min(2, n), min(40, n), n}:
+        assert ops.kth_largest(x, k) == np.sort(x)[-k]
+    with pytest.raises(BadRequest):
+        ops.kth_largest(x, n + 1)
+
+
+def softmax_attention(q, k, v, pos, scale, window, cap):
+    out = []
+    for row, p in zip(q.astype(float), pos, strict=True):
+        s = k[:p + 1].astype(float) @ row * scale
+        s = cap * np.tanh(s / cap) if cap else s
+        s[:max(0, p - window + 1) if window else 0] = -np.inf
+        w = np.exp(s - s.max())
+        out.append(w / w.sum() @ v[:p + 1].astype(float))
+    return np.array(out)
+
+
+@pytest.mark.parametrize("f16", [False, True])
+@pytest.mark.parametrize("dim", [16, 18, 64])
+@pytest.mark.parametrize("pos", [[0], [63], [64, 65], [3, 4, 5, 6, 7], [510, 511, 512, 513], [1199]], ids=str)
+@pytest.mark.parametrize("window", [0, 32, 600])
+def test_attention(level, f16, dim, pos, window):
+    total = pos[-1] + 1
+    q, k, v = (RNG.standard_normal((n, dim)).astype(np.float32) for n in (len(pos), total, total))
+    if f16:
+        k, v = (a.astype(np.float16).astype(np.float32) for a in (k, v))
+    for cap in (0.0, 5.0):
+        want = softmax_attention(q, k, v, pos, 0.3, window, cap)
+        agree(ops.attention, q, k, v, pos, 0.3, window=window, softcap=cap, f16=f16, want=want, rtol=2e-5, atol=2e-5)
+
+
+def test_attention_rows_do_not_depend_on_their_neighbours(level):
+    """A row alone and in a block of eight gives the same bits, windows and ring included."""
+    pos = list(range(700, 708))
+    q, k, v = (RNG.standard_normal((n, 20)).astype(np.float32) for n in (8, 708, 708))
+    for kw in ({}, {"window": 100}, {"window": 100, "cap": 192}):
+        block = ops.attention(q, k, v, pos, 0.2, **kw)
+        for i, p in enumerate(pos):
+            np.testing.assert_array_equal(ops.attention(q[i:i + 1], k[:p + 1], v[:p + 1], [p], 0.2, **kw)[0], block[i])
