@@ -11,6 +11,8 @@ CFLAGS = ["-O3", "-g" if DEBUG else "-g0", "-std=c11", "-ffp-contract=off", "-fn
           "-Wno-unknown-pragmas"]
 if os.environ.get("MOEGG_NATIVE") == "1":
     CFLAGS.append("-march=native")
+if DEBUG:
+    CFLAGS += ["-g", "-include", "moegg/kernels/csrc/alloc_guard.h"]
 MACROS = [("Py_LIMITED_API", "0x030B0000"), ("_GNU_SOURCE", "1")] + ([("MOEGG_DEBUG", "1")] if DEBUG else [])
 HEADERS = sorted(glob("moegg/kernels/csrc/*.h") + glob("moegg/kernels/csrc/*.def"))
 

@@ -57,7 +57,7 @@ class Engine:
             st = os.fstat(fd)
             size = self.container.file_bytes
             if (st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns) != self.container.identity:
-                raise FormatError(f"{path}: file changed since it was opened: got {st.st_size} bytes, expected the {size} bytes that were read; "
+                raise IOFailure(f"{path}: file changed since it was opened: got {st.st_size} bytes, expected the {size} bytes that were read; "
                                   "start again", "file-changed")
             mapped = mmap.mmap(fd, size, access=mmap.ACCESS_READ)
         except OSError as e:

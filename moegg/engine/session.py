@@ -59,7 +59,7 @@ class Session:
         tokens = list(tokens)
         self._engine.check(tokens, 0)
         common = 0
-        for a, b in zip(self.tokens, tokens):
+        for a, b in zip(self.tokens, tokens, strict=False):
             if a != b:
                 break
             common += 1

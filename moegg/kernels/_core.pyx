@@ -16,6 +16,9 @@ cdef extern from "exec.h" nogil:
     int mg_exec_run(mg_exec *e)
     mg_op_table mg_ops
 
+cdef extern from "<unistd.h>" nogil:
+    int usleep(unsigned int us)
+
 cdef extern from "measure.h" nogil:
     uint64_t mg_measure_read(mg_pool *p, const void *data, int64_t nbytes, int64_t ahead)
     int64_t mg_measure_int8(mg_pool *p, int64_t items)
@@ -250,6 +253,11 @@ def info():
 
 # --- pool ---------------------------------------------------------------------------------------------------------------
 
+cdef struct Visits:
+    int32_t *cells
+    unsigned int sleep_us
+
+
 cdef class Pool:
     """A thread pool (csrc/pool.c) as an object, for matmul and the tests. n_threads counts the caller."""
     cdef mg_pool *ptr
@@ -265,14 +273,18 @@ cdef class Pool:
     def __dealloc__(self):
         mg_pool_free(self.ptr)
 
-    def count(self, n_items: int, chunk: int, times: int = 1):
-        """Runs a job over n_items `times` times; how often each item was visited, int32 [n_items]."""
+    def count(self, n_items: int, chunk: int, times: int = 1, worker_sleep_us: int = 0):
+        """Runs a job over n_items `times` times; how often each item was visited, int32 [n_items].
+
+        worker_sleep_us: workers other than the caller sleep that long in each chunk, as if the system had stopped them.
+        """
         seen = np.zeros(n_items, np.int32)
-        cdef void *cells = _at(seen)
+        cdef Visits v
+        v.cells, v.sleep_us = <int32_t *>_at(seen), worker_sleep_us
         cdef int64_t n = n_items, c = chunk, jobs = times, k
         with nogil:
             for k in range(jobs):
-                mg_pool_run(self.ptr, _visit, cells, n, c)
+                mg_pool_run(self.ptr, _visit, &v, n, c)
         return seen
 
     def read(self, data, ahead: int = 0):
@@ -299,9 +311,12 @@ cdef class Pool:
 
 
 cdef void _visit(void *ctx, int64_t begin, int64_t end, int worker) noexcept nogil:
+    cdef Visits *v = <Visits *>ctx
     cdef int64_t i
     for i in range(begin, end):
-        (<int32_t *>ctx)[i] += 1
+        v.cells[i] += 1
+    if worker and v.sleep_us:
+        usleep(v.sleep_us)
 
 
 # --- for other extensions -----------------------------------------------------------------------------------------------

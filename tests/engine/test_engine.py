@@ -3,7 +3,9 @@ import numpy as np
 import pytest
 
 from moegg import kernels
-from moegg.errors import BadRequest, BudgetTooSmall, Cancelled, ContextFull, FormatError
+from moegg.engine import Engine
+from moegg.errors import BadRequest, BudgetTooSmall, Cancelled, ContextFull, IOFailure
+from moegg.formats.container import Container
 from tests import tiny
 from tests.loading import convert_to, open_engine
 
@@ -179,12 +181,9 @@ def test_a_context_beyond_memory_is_refused_with_what_fits(files):
 
 
 def test_a_file_replaced_after_opening_is_noticed(files, tmp_path):
-    from moegg.formats.container import Container
-    from moegg.engine import Engine
-    from tests.tiny import describe
     path = tmp_path / "m.moegg"
     path.write_bytes(files["llama", "q8"].read_bytes())
     container = Container.open(path)
     path.write_bytes(path.read_bytes() + b"more")
-    with pytest.raises(FormatError, match="file-changed"):
-        Engine(container, describe("llama"), ctx=64)
+    with pytest.raises(IOFailure, match="file-changed"):
+        Engine(container, tiny.describe("llama"), ctx=64)

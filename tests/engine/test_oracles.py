@@ -1,4 +1,7 @@
 """The whole way from a checkpoint to logits, held against what transformers computed in f32: conversion, container, engine."""
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -42,3 +45,21 @@ def test_any_split_of_the_prompt_gives_bit_identical_logits(case, split):
         logits = engine.step([(s, ids[at:at + n])])[0]
         at += n
         np.testing.assert_array_equal(logits, whole[at - 1])
+
+
+@pytest.mark.skipif("MOEGG_TEST_STORYTELLER" not in os.environ, reason="MOEGG_TEST_STORYTELLER: folder of the trained checkpoint")
+def test_storyteller_equals_its_oracle(tmp_path):
+    """The demo model's source at f32: logits within 1e-3, router choices, 64 greedy ids."""
+    folder = Path(os.environ["MOEGG_TEST_STORYTELLER"])
+    data, engine = np.load(folder / "oracle.npz"), open_engine(convert_to(folder, tmp_path, "f32"), ctx=256)
+    for i in range(4):
+        ids = data[f"p{i}_ids"].tolist()
+        logits, idx, _, _ = engine.forward(ids)
+        assert np.abs(logits - data[f"p{i}_logits"]).max() <= 1e-3
+        np.testing.assert_array_equal(np.sort(idx, -1), np.sort(data[f"p{i}_router_idx"], -1))
+        s, greedy = engine.session(), []
+        s.sync(ids)
+        for _ in range(64):
+            greedy.append(int(s.logits.argmax()))
+            s.eval(greedy[-1])
+        assert greedy == data[f"p{i}_greedy"].tolist()

@@ -27,6 +27,13 @@ def test_sleeping_workers_are_woken():
         assert (pool.count(64, 1) == 1).all()
 
 
+def test_workers_that_the_system_stops_lose_nothing():
+    """The pool leaves such a worker out for a while; all items are still visited, and it works again afterwards."""
+    pool = kernels.Pool(3)
+    assert (pool.count(64, 1, 40, worker_sleep_us=1500) == 40).all()
+    assert (pool.count(64, 1, 2000) == 2000).all()
+
+
 def test_many_pools_come_and_go():
     for n in range(60):
         assert (kernels.Pool(1 + n % 4, n % 2 * 50).count(50, 3) == 1).all()

@@ -462,7 +462,7 @@ static void op_head(mg_exec *e, const mg_op *op) {
         for (int32_t i = 0; i < e->n_out; i++) mg_ops.softcap(e->logits + i * e->ld_logits, op->softcap, op->mat[0].rows);
 }
 
-int mg_exec_run(mg_exec *e) {
+static int run_ops(mg_exec *e) {
     for (int32_t i = 0; i < e->n_ops; i++) {
         const mg_op *op = &e->ops[i];
         int status = MG_OK;
@@ -481,4 +481,19 @@ int mg_exec_run(mg_exec *e) {
         if (status != MG_OK) return status;
     }
     return MG_OK;
+}
+
+#if defined(MOEGG_DEBUG)
+int mg_in_pass;                                 /* alloc_guard.h */
+#endif
+
+int mg_exec_run(mg_exec *e) {
+#if defined(MOEGG_DEBUG)
+    mg_in_pass = 1;
+    const int status = run_ops(e);
+    mg_in_pass = 0;
+    return status;
+#else
+    return run_ops(e);
+#endif
 }

@@ -75,7 +75,8 @@ const char *mg_host_level_name(void);                                  /* the hi
 int mg_select(const char *level);                                      /* NULL: the highest; MG_E_LEVEL if not available */
 int mg_levels(const char **names, int max);                            /* levels usable on this host, lowest first */
 
-/* Thread pool (pool.c). One owner thread calls; workers are created on first use and again after a fork. Tasks must not call it. */
+/* Thread pool (pool.c). One owner thread calls; workers are created on first use and again after a fork. Tasks must not call it.
+ * Beside busy neighbours it may leave some workers out for a while; results cannot depend on that. */
 typedef struct mg_pool mg_pool;
 typedef void (*mg_task_fn)(void *ctx, int64_t begin, int64_t end, int worker);   /* worker 0 = the caller */
 mg_pool *mg_pool_new(int n_threads);                                   /* the caller included; NULL on failure */
