@@ -11,8 +11,6 @@ CFLAGS = ["-O3", "-g" if DEBUG else "-g0", "-std=c11", "-ffp-contract=off", "-fn
           "-Wno-unknown-pragmas"]
 if os.environ.get("MOEGG_NATIVE") == "1":
     CFLAGS.append("-march=native")
-if DEBUG:
-    CFLAGS += ["-g", "-include", "moegg/kernels/csrc/alloc_guard.h"]
 MACROS = [("Py_LIMITED_API", "0x030B0000"), ("_GNU_SOURCE", "1")] + ([("MOEGG_DEBUG", "1")] if DEBUG else [])
 HEADERS = sorted(glob("moegg/kernels/csrc/*.h") + glob("moegg/kernels/csrc/*.def"))
 
@@ -24,11 +22,12 @@ def extension(name: str, *sources: str) -> Extension:
 
 # C state (dispatch table, pool) must live in exactly one extension: csrc is listed once; others cimport _core's pxd.
 EXTENSIONS = [extension("moegg.kernels._core", "moegg/kernels/_core.pyx", *sorted(glob("moegg/kernels/csrc/*.c")))]
+if DEBUG:
+    EXTENSIONS[0].extra_compile_args = CFLAGS + ["-include", "moegg/kernels/csrc/alloc_guard.h"]
 EXTENSIONS += [extension("moegg.kernels.ops", "moegg/kernels/ops.pyx"), extension("moegg.engine.forward", "moegg/engine/forward.pyx")]
 
 setup(
-    packages=["moegg", "moegg.models", "moegg.kernels", "moegg.engine", "moegg.io", "moegg.commands",
-              "moegg.formats", "moegg.converters"],
+    packages=["moegg", "moegg.models", "moegg.kernels", "moegg.engine", "moegg.commands", "moegg.formats", "moegg.converters"],
     package_dir={"moegg": "moegg", "moegg.formats": "formats", "moegg.converters": "converters"},
     ext_modules=cythonize(EXTENSIONS, build_dir="build/cython", compiler_directives={
         "language_level": 3, "boundscheck": DEBUG, "wraparound": False, "cdivision": True, "initializedcheck": DEBUG,

@@ -55,16 +55,15 @@ class Engine:
             raise IOFailure(f"{path}: cannot be opened: {e.strerror}", "io-open") from e
         try:
             st = os.fstat(fd)
-            size = self.container.file_bytes
-            if (st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns) != self.container.identity:
-                raise IOFailure(f"{path}: file changed since it was opened: got {st.st_size} bytes, expected the {size} bytes that were read; "
-                                  "start again", "file-changed")
-            mapped = mmap.mmap(fd, size, access=mmap.ACCESS_READ)
-        except OSError as e:
-            raise IOFailure(f"{path}: cannot be mapped: {e.strerror}", "io-map") from e
+            mapped = mmap.mmap(fd, self.container.file_bytes, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as e:               # ValueError: the file has become shorter
+            raise IOFailure(f"{path}: cannot be mapped: {e}", "io-map") from e
         finally:
             os.close(fd)
-        if hasattr(mmap, "MADV_WILLNEED") and (available_memory() or 0) > size:
+        if (st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns) != self.container.identity:
+            raise IOFailure(f"{path}: file changed since it was opened: got {st.st_size} bytes, expected the {self.container.file_bytes} bytes "
+                            "that were read; start again", "file-changed")
+        if hasattr(mmap, "MADV_WILLNEED") and (available_memory() or 0) > st.st_size:
             mapped.madvise(mmap.MADV_WILLNEED)
         return mapped
 

@@ -21,8 +21,8 @@ from moegg.kernels._core import (
     select,
 )
 
-__all__ = ["Pool", "activations", "deinterleave", "dequantize", "dequantize_row", "host_level", "info", "interleave", "level", "levels",
-           "matmul", "quantize", "select"]
+__all__ = ["Pool", "activations", "deinterleave", "dequantize", "dequantize_row", "host_level", "info", "interleave", "level",
+           "levels", "matmul", "quantize", "select"]
 
 _asked = os.environ.get("MOEGG_CPU") or None
 if _asked not in (None, *levels()):

@@ -1,5 +1,5 @@
 # _core.pxd - what other extensions may call of the C code, which is linked into _core alone (one dispatch table, one pool).
-# The types and constants of kernels.h may be used anywhere; its functions only inside _core. Others call the cdef functions below.
+# Types and constants of kernels.h may be used anywhere, its functions only inside _core; others call the cdef functions below.
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 
 from moegg.kernels.exec cimport mg_exec, mg_op_table, mg_pool

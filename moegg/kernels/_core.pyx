@@ -1,6 +1,6 @@
 """The one extension that links csrc: numpy in, numpy out, every shape checked here because the C code does not check.
 
-Owns nothing but short-lived scratch; releases the GIL around all work. N, K: rows and columns of a weight matrix, T: activation rows.
+Owns nothing but short-lived scratch; releases the GIL around all work. N, K: rows and columns of a matrix, T: activation rows.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
@@ -102,7 +102,7 @@ def dequantize(quant: str, data, cols: int):
 # --- layout -------------------------------------------------------------------------------------------------------------
 
 def interleave(quant: str, data, cols: int):
-    """Row-major blocks uint8 [N, row_bytes] -> groups of 16 rows uint8 [matrix_bytes], zero rows at the end. Raises BadRequest."""
+    """Row-major blocks uint8 [N, row_bytes] -> groups of 16 rows, zero-padded, uint8 [matrix_bytes]. Raises BadRequest."""
     q = _quant(quant)
     cdef int64_t k = cols, rows
     _fits(q, k)
@@ -118,7 +118,7 @@ def interleave(quant: str, data, cols: int):
 
 
 def deinterleave(quant: str, data, rows: int, cols: int):
-    """uint8 [matrix_bytes] of an interleaved [rows, cols] matrix -> row-major blocks uint8 [rows, row_bytes]. Raises BadRequest."""
+    """Interleaved [rows, cols] matrix uint8 [matrix_bytes] -> row-major blocks uint8 [rows, row_bytes]. Raises BadRequest."""
     q = _quant(quant)
     cdef int64_t k = cols, n = rows
     _fits(q, k)
@@ -237,7 +237,7 @@ def host_level():
 
 
 def select(name: str | None = None):
-    """Puts a CPU level in force, None: the highest. Not while kernels run. Raises BadRequest for one that this host does not have."""
+    """Puts a CPU level in force, None: the highest. Not while kernels run. Raises BadRequest for one that this host lacks."""
     text = str(name).encode()
     cdef const char *wanted = NULL
     if name is not None:

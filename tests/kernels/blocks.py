@@ -1,9 +1,10 @@
-"""Random blocks with sane scales, the interleaved layout in numpy, and what an A8 activation row says: shared by the kernel tests."""
+"""Random blocks with sane scales, the interleaved layout in numpy, and what an A8 activation row says; for the kernel tests."""
 import numpy as np
 
 from moegg.quants import GROUP_ROWS, INTERLEAVED, QUANTS, ROW_MAJOR
 
-SCALES = {"q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}
+SCALES = {"q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q4_k": (0, 2), "q5_k": (0, 2),
+          "q6_k": (208,)}                                              # where the f16 scales lie in a block
 QUANTISED = tuple(SCALES)
 FLOATS = ("f32", "f16", "bf16")
 LEGACY = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
@@ -11,7 +12,7 @@ K = ("q4_k", "q5_k", "q6_k")
 
 
 def random_blocks(quant: str, rows: int, cols: int, rng: np.random.Generator, scale: float = 0.1) -> np.ndarray:
-    """Row-major uint8 [rows, row_bytes]: every code byte random, the f16 scales about `scale` of either sign, some zero or subnormal."""
+    """Row-major uint8 [rows, row_bytes]: code bytes random, f16 scales up to `scale` of either sign, some zero or subnormal."""
     q = QUANTS[quant]
     if quant in FLOATS:
         x = (rng.standard_normal((rows, cols)) * scale).astype(np.float32)
@@ -44,7 +45,7 @@ def layout(quant: str, data: np.ndarray, cols: int) -> np.ndarray:
 
 
 def a8(rows: np.ndarray, cols: int) -> dict[str, np.ndarray]:
-    """Fields of A8 activation rows uint8 [T, bytes]: q int8 [T, cols], d, ds f32 [T, cols/32], s int32, half int16 [T, cols/32, 2]."""
+    """Fields of A8 rows uint8 [T, bytes]: q int8 [T, cols], d, ds f32 [T, cols/32], s int32, half int16 [T, cols/32, 2]."""
     at = cols + -cols % 64
     table = np.ascontiguousarray(rows[:, at:at + cols // 32 * 16]).view(
         [("d", "<f4"), ("ds", "<f4"), ("s", "<i4"), ("half", "<i2", 2)])

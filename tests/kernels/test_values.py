@@ -42,7 +42,8 @@ def test_every_half_precision_pattern_widens_and_narrows(quant):
 
 def test_f16_rounding_is_to_nearest_even_with_overflow_to_infinity():
     rng = np.random.default_rng(2)
-    edges = np.array([65504, 65519.996, 65520, 1e9, 2**-14, 2**-24, 2**-25, 2**-25 * 1.0001, 3 * 2**-25, 6.1e-5, 0, -0.0, np.inf], np.float32)
+    edges = np.array([65504, 65519.996, 65520, 1e9, 2**-14, 2**-24, 2**-25, 2**-25 * 1.0001, 3 * 2**-25, 6.1e-5, 0, -0.0, np.inf],
+                     np.float32)
     x = np.concatenate([edges, -edges, rng.integers(0, 2**32, 50000, dtype=np.uint64).astype(np.uint32).view(np.float32)])
     x = x[~np.isnan(x)][None]
     with np.errstate(over="ignore"):
@@ -88,12 +89,17 @@ def test_plain_rounding_equals_ggml_bit_for_bit(quant):
 
 
 def half_step(quant: str, x: np.ndarray) -> np.ndarray:
-    """The largest error of plain rounding, per block of 32: half a step, one where the far end clips, and the rounding of f16 scales:
-    2**-11 of their size, 2**-25 where they are subnormal, times the largest code."""
+    """The largest error of plain rounding, per block of 32: half a step, or one where the far end clips.
+
+    To that comes the rounding of f16 scales: 2**-11 of their size, 2**-25 where they are subnormal, times the largest code.
+    """
     b = x.reshape(len(x), -1, 32)
     top = np.abs(b).max(-1, keepdims=True)
     span = b.max(-1, keepdims=True) - b.min(-1, keepdims=True)
-    step = (top / 127 / 2 if quant == "q8_0" else top / SYMMETRIC_TOP[quant] if quant in SYMMETRIC_TOP else span / AFFINE_TOP[quant] / 2)
+    if quant == "q8_0":
+        step = top / 127 / 2
+    else:
+        step = top / SYMMETRIC_TOP[quant] if quant in SYMMETRIC_TOP else span / AFFINE_TOP[quant] / 2
     return np.broadcast_to(step * 1.001 + (top + span) * 2.0**-10 + 127 * 2.0**-25, b.shape).reshape(x.shape)
 
 
@@ -111,7 +117,8 @@ def weight_like(shape, rng, tail: bool) -> np.ndarray:
 
 
 def rmse(quant: str, x: np.ndarray, **how) -> float:
-    return float(np.sqrt(np.mean((kernels.dequantize(quant, kernels.quantize(quant, x, **how), x.shape[1]).astype(np.float64) - x) ** 2)))
+    y = kernels.dequantize(quant, kernels.quantize(quant, x, **how), x.shape[1])
+    return float(np.sqrt(np.mean((y.astype(np.float64) - x) ** 2)))
 
 
 @pytest.mark.parametrize("tail", [False, True])

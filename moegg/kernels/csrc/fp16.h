@@ -1,4 +1,4 @@
-/* fp16.h - f16 and bf16 to and from f32, a correctly rounded fma and unaligned loads; all static inline, the same bits everywhere.
+/* fp16.h - f16 and bf16 to and from f32, a correctly rounded fma, unaligned loads; static inline, the same bits everywhere.
  *
  * Rounding is to nearest even; f16 overflow gives infinity; NaNs become quiet as hardware does.
  */

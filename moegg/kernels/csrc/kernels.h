@@ -38,7 +38,7 @@ typedef struct {
 static inline int8_t *mg_a8_q(const void *a) { return (int8_t *)a; }
 static inline mg_a8 *mg_a8_blocks(const void *a, int64_t cols) { return (mg_a8 *)((char *)a + mg_align64(cols)); }
 
-/* y[i][0..15] = W[16 rows] . a[i] for i < n; y is overwritten. w: start of a group (16-byte aligned at least); a[i]: activation rows. */
+/* y[i][0..15] = W[16 rows] . a[i] for i < n; y is overwritten. w: start of a group, any alignment; a[i]: activation rows. */
 typedef void (*mg_group_fn)(const uint8_t *w, int64_t cols, const void *const *a, int n, float *const *y);
 /* One float row to one activation row (padding included). */
 typedef void (*mg_act_fn)(const float *x, int64_t cols, void *dst);
@@ -82,7 +82,7 @@ typedef void (*mg_task_fn)(void *ctx, int64_t begin, int64_t end, int worker);  
 mg_pool *mg_pool_new(int n_threads);                                   /* the caller included; NULL on failure */
 void mg_pool_free(mg_pool *p);                                         /* NULL is ignored */
 int mg_pool_threads(const mg_pool *p);
-void mg_pool_set_spin(mg_pool *p, int64_t us);                         /* how long a thread looks for work before it sleeps; 0: never */
+void mg_pool_set_spin(mg_pool *p, int64_t us);                         /* how long a thread looks for work before it sleeps */
 /* Runs fn over [0, n_items) in chunks claimed by the workers, end - begin <= chunk; returns when all is done. chunk >= 1. */
 void mg_pool_run(mg_pool *p, mg_task_fn fn, void *ctx, int64_t n_items, int64_t chunk);
 

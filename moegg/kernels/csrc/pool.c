@@ -1,13 +1,14 @@
 /* pool.c - threads that claim chunks of one job at a time; whoever is late finds nothing left and is not waited for.
  *
- * `left` counts the chunks of the current job that nobody has claimed. A claim is a decrement that found it positive: only then may
- * a worker read the job, and the job cannot end, nor the next begin, before that claim is counted in `done`. So the job's fields need
- * no lock, a worker that wakes late claims from whatever job is current or from none, and the caller waits for claimed chunks only.
- * The caller still waits for a worker that the system stopped in the middle of a chunk: with a busy neighbour that is milliseconds,
- * again and again. So a pool that meets it leaves one worker out for a while, longer each time it happens again. Measured on two
- * cores beside a pinned busy loop, q4_0 products of 50 us: 28 GB/s, without this 18, one thread alone 33.
- * Sleeping is decided by store-then-look on both sides (seq_cst): either the sleeper sees the work or the caller sees the sleeper.
- * A forked child has no workers: the pid tells, and they are made anew.
+ * `left` counts the chunks of the current job that nobody has claimed. A claim is a decrement that found it positive: only then
+ * may a worker read the job, and the job cannot end, nor the next begin, before that claim is counted in `done`. So the job's
+ * fields need no lock, a worker that wakes late claims from whatever job is current or from none, and the caller waits for
+ * claimed chunks only. Sleeping is decided by store-then-look on both sides (seq_cst): either the sleeper sees the work or the
+ * caller sees the sleeper. A forked child has no workers: the pid tells, and they are made anew.
+ *
+ * The caller still waits for a worker that the system stopped in the middle of a chunk: with a busy neighbour that is
+ * milliseconds, again and again. So a pool that meets it leaves one worker out for a while, longer each time it happens again.
+ * Measured on two cores beside a pinned busy loop, q4_0 products of 50 us: 28 GB/s, without this 18, one thread alone 33.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -23,6 +24,7 @@ struct mg_pool {
     int64_t spin_ns;
     pid_t pid;
     pthread_t *threads;
+    struct worker_arg *args;
     pthread_mutex_t lock;
     pthread_cond_t work, finished;
     mg_task_fn fn;                                     /* the job: written while left <= 0 and all claims are done */
@@ -35,11 +37,11 @@ struct mg_pool {
     int64_t grow_at, backoff_ns;                       /* when the next worker may come back; how long the next one stays out */
 };
 
-typedef struct { mg_pool *pool; int id; } worker_arg;
+typedef struct worker_arg { mg_pool *pool; int id; } worker_arg;
 
 enum {
     CALLER_SPIN_NS = 50000,                            /* then it sleeps, and a stopped worker may be moved to its core */
-    STALL_NS = 500000, STALL_CHUNKS = 8,               /* waiting longer than both, in chunks of the caller's own pace, is a stall */
+    STALL_NS = 500000, STALL_CHUNKS = 8,               /* waiting longer than both, in chunks of the caller's pace, is a stall */
     BACKOFF_NS = 4000000, BACKOFF_MAX_NS = 128000000,
 };
 
@@ -94,7 +96,6 @@ static int64_t work(mg_pool *p, int id) {
 static void *worker(void *arg) {
     mg_pool *p = ((worker_arg *)arg)->pool;
     const int id = ((worker_arg *)arg)->id;
-    free(arg);
     while (!atomic_load(&p->stop)) {
         if (id <= atomic_load(&p->n_active)) work(p, id);
         if (spin(p, id, has_work, p->spin_ns)) continue;
@@ -129,10 +130,8 @@ static void hire(mg_pool *p) {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     while (p->n_workers < p->n_threads - 1) {
-        worker_arg *arg = malloc(sizeof *arg);
-        if (arg) *arg = (worker_arg){p, p->n_workers + 1};
-        if (!arg || pthread_create(&p->threads[p->n_workers], NULL, worker, arg)) {
-            free(arg);
+        p->args[p->n_workers] = (worker_arg){p, p->n_workers + 1};
+        if (pthread_create(&p->threads[p->n_workers], NULL, worker, &p->args[p->n_workers])) {
             p->n_threads = p->n_workers + 1;
             break;
         }
@@ -144,12 +143,14 @@ static void hire(mg_pool *p) {
 mg_pool *mg_pool_new(int n_threads) {
     mg_pool *p = aligned_alloc(64, mg_align64(sizeof *p));
     pthread_t *threads = malloc(sizeof *threads * (n_threads > 1 ? n_threads - 1 : 1));
-    if (!p || !threads) {
+    worker_arg *args = malloc(sizeof *args * (n_threads > 1 ? n_threads - 1 : 1));
+    if (!p || !threads || !args) {
         free(p);
         free(threads);
+        free(args);
         return NULL;
     }
-    *p = (mg_pool){.n_threads = n_threads > 1 ? n_threads : 1, .spin_ns = 200000, .threads = threads};
+    *p = (mg_pool){.n_threads = n_threads > 1 ? n_threads : 1, .spin_ns = 200000, .threads = threads, .args = args};
     init(p);
     return p;
 }
@@ -167,6 +168,7 @@ void mg_pool_free(mg_pool *p) {
         pthread_mutex_destroy(&p->lock);
     }
     free(p->threads);
+    free(p->args);
     free(p);
 }
 
@@ -174,7 +176,7 @@ int mg_pool_threads(const mg_pool *p) { return p->n_threads; }
 
 void mg_pool_set_spin(mg_pool *p, int64_t us) { p->spin_ns = us * 1000; }
 
-/* A stall leaves one more worker out; one comes back when its time is over. A long good time makes the next penalty short again. */
+/* A stall leaves one more worker out; one comes back when its time is over. A long good time makes the next penalty short. */
 static void shrink(mg_pool *p, int64_t now) {
     if (now - p->grow_at > 4 * p->backoff_ns) p->backoff_ns = BACKOFF_NS;
     atomic_fetch_sub(&p->n_active, 1);

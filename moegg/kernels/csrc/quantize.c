@@ -34,10 +34,18 @@ static void range(const float *x, int n, float *lo, float *hi) {
 
 static void dequant_f32(const mg_f32 *b, float *x, int64_t n) { memcpy(x, b, (size_t)n * 4); }
 static void quant_f32(const float *x, mg_f32 *b, int64_t n, int search) { memcpy(b, x, (size_t)n * 4); }
-static void dequant_f16(const mg_f16 *b, float *x, int64_t n) { for (int64_t i = 0; i < n; i++) x[i] = mg_f16_to_f32(b[i]); }
-static void quant_f16(const float *x, mg_f16 *b, int64_t n, int search) { for (int64_t i = 0; i < n; i++) b[i] = mg_f32_to_f16(x[i]); }
-static void dequant_bf16(const mg_bf16 *b, float *x, int64_t n) { for (int64_t i = 0; i < n; i++) x[i] = mg_bf16_to_f32(b[i]); }
-static void quant_bf16(const float *x, mg_bf16 *b, int64_t n, int search) { for (int64_t i = 0; i < n; i++) b[i] = mg_f32_to_bf16(x[i]); }
+static void dequant_f16(const mg_f16 *b, float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x[i] = mg_f16_to_f32(b[i]);
+}
+static void quant_f16(const float *x, mg_f16 *b, int64_t n, int search) {
+    for (int64_t i = 0; i < n; i++) b[i] = mg_f32_to_f16(x[i]);
+}
+static void dequant_bf16(const mg_bf16 *b, float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x[i] = mg_bf16_to_f32(b[i]);
+}
+static void quant_bf16(const float *x, mg_bf16 *b, int64_t n, int search) {
+    for (int64_t i = 0; i < n; i++) b[i] = mg_f32_to_bf16(x[i]);
+}
 
 /* --- searches ----------------------------------------------------------------------------------------------------------- */
 
@@ -114,7 +122,7 @@ static int solve(const float *x, const float *w, int n, float top, float W, floa
     return *d > 0;
 }
 
-/* d and m of x ~ d * q + m, q in 0..top; `below`: m must not be above zero. Tries steps around the plain one, and the plain one. */
+/* d and m of x ~ d * q + m, q in 0..top; `below`: m must not be above zero. Tries the plain step and others around it. */
 static void fit_affine(const float *x, const float *w, int n, float top, int below, float *d_out, float *m_out) {
     float lo, hi, q[32], W = 0, X = 0;
     range(x, n, &lo, &hi);
@@ -135,7 +143,9 @@ static void fit_affine(const float *x, const float *w, int n, float top, int bel
 
 /* --- blocks of 32 ------------------------------------------------------------------------------------------------------- */
 
-static void pack_nibbles(const uint8_t *q, uint8_t *qs) { for (int i = 0; i < 16; i++) qs[i] = (uint8_t)((q[i] & 15) | q[i + 16] << 4); }
+static void pack_nibbles(const uint8_t *q, uint8_t *qs) {
+    for (int i = 0; i < 16; i++) qs[i] = (uint8_t)((q[i] & 15) | q[i + 16] << 4);
+}
 static void pack_fifth(const uint8_t *q, uint8_t *qh) {
     uint32_t h = 0;
     for (int i = 0; i < 32; i++) h |= (uint32_t)(q[i] >> 4) << i;

@@ -1,7 +1,7 @@
 /* vec_arm.c - primitives for AArch64: four vectors of 4 rows per group; the dot product is smlal (neon) or sdot (dotprod).
  *
- * i8mm has no kernels of its own yet: its smmla wants 8 bytes of one row side by side, two vectors zipped at load, and whether that
- * wins over sdot is to be measured; its table is empty, so the level below serves.
+ * i8mm has no kernels of its own yet: its smmla wants 8 bytes of one row side by side, two vectors zipped at load, and whether
+ * that wins over sdot is to be measured; its table is empty, so the level below serves.
  */
 #if defined(__aarch64__)
 #include <arm_neon.h>
@@ -37,7 +37,7 @@ OP iv fifth(iv c, iv h, const int i) {
     uint8x16_t set = vtstq_u8(spread, vreinterpretq_u8_u32(vdupq_n_u32(i % 2 ? 0x80402010 : 0x08040201)));
     return from_u8(vorrq_u8(u8(c), vandq_u8(set, vdupq_n_u8(16))));
 }
-OP iv byte_at(iv v, const int k) { return vandq_s32(vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(v), vdupq_n_s32(-8 * k))), vdupq_n_s32(255)); }
+OP iv byte_at(iv v, const int k) { return vandq_s32(vshlq_s32(v, vdupq_n_s32(-8 * k)), vdupq_n_s32(255)); }
 OP iv sbyte_at(iv v, const int k) { return vshrq_n_s32(vshlq_s32(v, vdupq_n_s32(24 - 8 * k)), 24); }
 OP iv addi(iv a, iv b) { return vaddq_s32(a, b); }
 OP iv subi(iv a, iv b) { return vsubq_s32(a, b); }
@@ -61,7 +61,7 @@ OP iv scaled_halves(iv lo, iv hi, iv sc, const int k, const mg_a8 *x) {
     return vmlaq_s32(vmulq_s32(sbyte_at(sc, k), lo), sbyte_at(sc, k + 1), hi);
 }
 
-/* --- neon: products of one byte position stay in 16 bits over the units of a sum: 8 * 31 * 127, 4 * 63 * 127, 2 * 128 * 127 --- */
+/* --- neon: products of one byte position stay in 16 bits over a sum's units: 8 * 31 * 127, 4 * 63 * 127, 2 * 128 * 127 --- */
 
 #define TGT
 #define FN(name) name##_neon
@@ -117,7 +117,8 @@ static void act_a8_neon(const float *x, int64_t cols, void *dst) {
         _Pragma("GCC unroll 2") for (int h = 0; h < 2; h++) {
             int16x8_t i[2];
             for (int j = 0; j < 2; j++) {
-                int32x4_t lo = vcvtnq_s32_f32(vmulq_n_f32(v[4 * h + 2 * j], inv)), hi = vcvtnq_s32_f32(vmulq_n_f32(v[4 * h + 2 * j + 1], inv));
+                const float32x4_t *u = v + 4 * h + 2 * j;
+                int32x4_t lo = vcvtnq_s32_f32(vmulq_n_f32(u[0], inv)), hi = vcvtnq_s32_f32(vmulq_n_f32(u[1], inv));
                 i[j] = vandq_s16(vcombine_s16(vmovn_s32(lo), vmovn_s32(hi)), vdupq_n_s16((int16_t)-finite));
             }
             half[h] = vaddvq_s16(vaddq_s16(i[0], i[1]));
@@ -137,7 +138,7 @@ const mg_kernel_table mg_table_neon = {
     .act = {[MG_ACT_A8] = act_a8_neon},
 };
 
-/* --- dotprod: all codes fit signed bytes, sdot takes four of a row with four activations picked by lane ------------------------- */
+/* --- dotprod: all codes fit signed bytes, sdot takes four of a row with four activations picked by lane --------------------- */
 
 #undef TGT
 #undef FN

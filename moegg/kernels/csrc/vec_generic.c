@@ -59,8 +59,8 @@ static void dot(const codes c, const int8_t *x, int first, int last, int32_t *is
 }
 
 /* y += d * dx * (isum - zero * s) and, with m, y += m * (dx * s): one sub-block of all formats but q6_k. */
-static void add_block(const codes c, int zero, const float *d, const float *m, int64_t cols, int64_t b, const void *const *a, int n,
-                      float *const *y) {
+static void add_block(const codes c, int zero, const float *d, const float *m, int64_t cols, int64_t b, const void *const *a,
+                      int n, float *const *y) {
     for (int t = 0; t < n; t++) {
         const mg_a8 *x = mg_a8_blocks(a[t], cols) + b;
         int32_t isum[G];

@@ -4,18 +4,20 @@
  * a group is PARTS vectors. A tile is T activation rows against which codes are unpacked once; T is a constant after inlining.
  * The arithmetic is that of vec_generic.c, operation by operation.
  *
- * The includer defines: TGT (target attribute), FN(name) (level suffix), LANES, TILE_MAX, types iv and fv, and
- *   ld(p) 4 * LANES bytes; bci(p), bcf(p) one int32, one float in every lane; halves(p) LANES f16 as floats; st(p, v)
+ * The includer defines TGT (target attribute), FN(name) (level suffix), LANES, TILE_MAX, types iv and fv, and
+ *   ld(p) 4 * LANES bytes; bci(p), bcf(p) one int32 or float in every lane; halves(p) LANES f16 as floats; st(p, v); izero, zero
  *   lo4(v), hi4(v) nibbles of every byte; merge(c, v, shift, mask) c | (v << shift & mask) per byte, shift may be negative
- *   fifth(c, h, i) c with bit 4 of byte k set where bit 4i+k of the lane's h is; byte_at(v, k) unsigned, sbyte_at(v, k) signed
- *   addi, subi, muli, shl(v, n), cvt; zero(), mul, add, madd(a, b, c) = a*b+c, nmadd(a, b, c) = -a*b+c; lo16f, hi16f (f16 halves of
- *   every lane), lo16b, hi16b (bf16)
- *   dot_u4, dot_u5, dot_s8(c, a, cols, b, s, T): s[t] = exact dot of 8 code vectors with block b of a[t], unsigned codes of that
- *   many bits, or signed bytes; dot_u6(c, sc, k, a, cols, b, s, T): less 32, each half times its signed scale, bytes k and k+1 of sc.
+ *   fifth(c, h, i) c with bit 4 of byte k set where bit 4i + k of the lane's h is
+ *   byte_at(v, k) unsigned, sbyte_at(v, k) signed byte k of every lane; subi, shl(v, n), cvt to float, asf the same bits as float
+ *   mul, add, madd(a, b, c) = a * b + c, nmadd(a, b, c) = c - a * b; lo16f, hi16f (f16 halves of every lane), lo16b, hi16b (bf16)
+ *   dot_u4, dot_u5, dot_s8(c, a, cols, b, s, T): s[t] = exact dot of 8 code vectors with block b of a[t]; unsigned codes of that
+ *   many bits, or signed bytes
+ *   dot_u6(c, sc, k, a, cols, b, s, T): of codes less 32, each half times its signed scale, bytes k and k + 1 of sc
  */
 #define PARTS (MG_GROUP / LANES)
 #define PIECE static inline __attribute__((always_inline)) TGT
-#define TILE(name) PIECE void FN(name##_tile)(const uint8_t *w, const int64_t cols, const void *const *a, float *const *y, const int T)
+#define TILE(name)                                                                                                  \
+    PIECE void FN(name##_tile)(const uint8_t *w, const int64_t cols, const void *const *a, float *const *y, const int T)
 #define EACH_PART _Pragma("GCC unroll 4") for (int p = 0; p < PARTS; p++)
 /* Keeps the compiler from holding one part's broadcasts for the next part, which only fills the stack when registers are few. */
 #define FENCE if (PARTS == 2) __asm__ volatile("" ::: "memory");
@@ -206,16 +208,19 @@ FLOAT_TILE(f32, asf(ld(u)), k + 1 < cols ? asf(ld(u + 64)) : zero(), 128)
 FLOAT_TILE(f16, lo16f(ld(u)), hi16f(ld(u)), 64)
 FLOAT_TILE(bf16, lo16b(ld(u)), hi16b(ld(u)), 64)
 
-/* Whole tiles of TILE_MAX activation rows, then the largest power of two that is left. */
-#define GROUP(name)                                                                                             \
+/* Whole tiles of MAX activation rows, then the largest power of two that is left. Float kernels have two sums per part and row:
+ * where a group is several parts, more than two rows do not fit the registers (bf16, avx2: 34 GMAC/s with four, 55 with two). */
+#define ROWS_A8 TILE_MAX
+#define ROWS_F32 (PARTS == 1 ? TILE_MAX : 2)
+#define GROUP(name, MAX)                                                                                        \
     static TGT void FN(name)(const uint8_t *w, int64_t cols, const void *const *a, int n, float *const *y) {    \
-        for (; n >= 8 && TILE_MAX >= 8; n -= 8, a += 8, y += 8) FN(name##_tile)(w, cols, a, y, 8);              \
-        for (; n >= 4; n -= 4, a += 4, y += 4) FN(name##_tile)(w, cols, a, y, 4);                               \
+        for (; MAX >= 8 && n >= 8; n -= 8, a += 8, y += 8) FN(name##_tile)(w, cols, a, y, 8);                   \
+        for (; MAX >= 4 && n >= 4; n -= 4, a += 4, y += 4) FN(name##_tile)(w, cols, a, y, 4);                   \
         for (; n >= 2; n -= 2, a += 2, y += 2) FN(name##_tile)(w, cols, a, y, 2);                               \
         if (n) FN(name##_tile)(w, cols, a, y, 1);                                                               \
     }
 
-#define Q(id, name, elems, bytes, act, units) GROUP(name)
+#define Q(id, name, elems, bytes, act, units) GROUP(name, ROWS_##act)
 #include "quants.def"
 #undef Q
 
@@ -233,4 +238,6 @@ FLOAT_TILE(bf16, lo16b(ld(u)), hi16b(ld(u)), 64)
 #undef SUM
 #undef K_TILE
 #undef FLOAT_TILE
+#undef ROWS_A8
+#undef ROWS_F32
 #undef GROUP

@@ -1,7 +1,7 @@
 /* vec_x86_avx2.c - primitives for AVX2 with FMA and F16C: two vectors of 8 rows per group, vpmaddubsw is the dot product.
  *
- * Sums stay in 16 bits as long as the codes allow: pairs are at most 2 * 15 * 127, 2 * 31 * 127, 2 * 63 * 127 and, for signed bytes
- * by |w| and sign(w) * x, 2 * 128 * 127; so 8, 4, 2 and 1 of them fit below 32768.
+ * Sums stay in 16 bits as long as the codes allow: pairs are at most 2 * 15 * 127, 2 * 31 * 127, 2 * 63 * 127 and, for signed
+ * bytes by |w| and sign(w) * x, 2 * 128 * 127; so 8, 4, 2 and 1 of them fit below 32768.
  */
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -82,7 +82,8 @@ OP iv dot16_u6(const iv *c, iv sc, const void *a, int64_t b, const int i) {
 OP void dot_u6_avx2(const iv *c, iv sc, const int k, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
     iv low = sbyte_at(sc, k), high = _mm256_slli_epi32(sbyte_at(sc, k + 1), 16);
     iv both = _mm256_blend_epi16(low, high, 0xaa);                              /* the two scales as int16 */
-    iv sc0 = _mm256_blend_epi16(low, _mm256_slli_epi32(low, 16), 0xaa), sc1 = _mm256_blend_epi16(_mm256_srli_epi32(high, 16), high, 0xaa);
+    iv sc0 = _mm256_blend_epi16(low, _mm256_slli_epi32(low, 16), 0xaa);
+    iv sc1 = _mm256_blend_epi16(_mm256_srli_epi32(high, 16), high, 0xaa);
     _Pragma("GCC unroll 4") for (int t = 0; t < T; t++) {
         iv zero_point = _mm256_madd_epi16(both, bci(mg_a8_blocks(a[t], cols)[b].half));
         s[t] = subi(addi(dot16_u6(c, sc0, a[t], b, 0), dot16_u6(c, sc1, a[t], b, 4)), shl(zero_point, 5));
@@ -130,7 +131,8 @@ static TGT void act_a8_avx2(const float *x, int64_t cols, void *dst) {
         if (scale < 0x1p-126f) scale = 0;
         const __m256 inv = _mm256_set1_ps(finite && scale > 0 ? 1.0f / scale : 0);
         const __m256i keep = _mm256_set1_epi32(-finite);
-        _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) i[j] = _mm256_and_si256(keep, _mm256_cvtps_epi32(_mm256_mul_ps(v[j], inv)));
+        _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++)
+            i[j] = _mm256_and_si256(keep, _mm256_cvtps_epi32(_mm256_mul_ps(v[j], inv)));
         const int s0 = sum8(addi(i[0], i[1])), s1 = sum8(addi(i[2], i[3]));
         __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(i[0], i[1]), _mm256_packs_epi32(i[2], i[3]));
         _mm256_storeu_si256((__m256i *)(q + 32 * b), _mm256_permutevar8x32_epi32(bytes, order));

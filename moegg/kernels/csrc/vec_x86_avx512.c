@@ -88,14 +88,16 @@ static TGT void act_a8_avx512(const float *x, int64_t cols, void *dst) {
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
     for (int64_t b = 0; b < cols / 32; b++, k++, x += 32) {
         __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
-        __m512i m0 = _mm512_and_si512(_mm512_castps_si512(x0), magnitude), m1 = _mm512_and_si512(_mm512_castps_si512(x1), magnitude);
+        __m512i m0 = _mm512_and_si512(_mm512_castps_si512(x0), magnitude);
+        __m512i m1 = _mm512_and_si512(_mm512_castps_si512(x1), magnitude);
         const uint32_t amax = (uint32_t)_mm512_reduce_max_epi32(_mm512_max_epi32(m0, m1));
         const int finite = amax < 0x7f800000;
         float scale = finite ? mg_float_of(amax) / 127.0f : mg_float_of(0x7fc00000);
         if (scale < 0x1p-126f) scale = 0;
         const __mmask16 keep = finite ? 0xffff : 0;
         const __m512 inv = _mm512_set1_ps(finite && scale > 0 ? 1.0f / scale : 0);
-        __m512i q0 = _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(x0, inv)), q1 = _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(x1, inv));
+        __m512i q0 = _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(x0, inv));
+        __m512i q1 = _mm512_maskz_cvtps_epi32(keep, _mm512_mul_ps(x1, inv));
         _mm_storeu_si128((__m128i *)(q + 32 * b), _mm512_cvtepi32_epi8(q0));
         _mm_storeu_si128((__m128i *)(q + 32 * b + 16), _mm512_cvtepi32_epi8(q1));
         const int s0 = _mm512_reduce_add_epi32(q0), s1 = _mm512_reduce_add_epi32(q1);
