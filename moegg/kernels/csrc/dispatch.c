@@ -52,6 +52,10 @@ static int has_avx2(void) {
     __builtin_cpu_init();
     return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
+static int has_avxvnni(void) {
+    unsigned a = 0, b, c, d;
+    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
 static int has_avx512(void) {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
@@ -83,6 +87,7 @@ static const struct {
     {"generic", &mg_table_generic, has_generic},
 #if defined(__x86_64__)
     {"avx2", &mg_table_avx2, has_avx2},
+    {"avxvnni", &mg_table_avxvnni, has_avxvnni},          /* not below avx512 on every CPU: a host's levels can have gaps */
     {"avx512", &mg_table_avx512, has_avx512},
 #elif defined(__aarch64__)
     {"neon", &mg_table_neon, has_neon},
@@ -95,8 +100,8 @@ enum { N_LEVELS = sizeof LEVELS / sizeof LEVELS[0] };
 static int in_force;
 
 static int host_level(void) {
-    int top = 0;
-    while (top + 1 < N_LEVELS && LEVELS[top + 1].usable()) top++;
+    int top = N_LEVELS - 1;
+    while (!LEVELS[top].usable()) top--;
     return top;
 }
 
@@ -104,17 +109,19 @@ const char *mg_level_name(void) { return LEVELS[in_force].name; }
 const char *mg_host_level_name(void) { return LEVELS[host_level()].name; }
 
 int mg_levels(const char **names, int max) {
-    int n = host_level() + 1;
-    for (int i = 0; i < n && i < max; i++) names[i] = LEVELS[i].name;
-    return n < max ? n : max;
+    int n = 0;
+    for (int i = 0; i < N_LEVELS && n < max; i++)
+        if (LEVELS[i].usable()) names[n++] = LEVELS[i].name;
+    return n;
 }
 
 int mg_select(const char *level) {
     int want = host_level();
     while (level && want >= 0 && strcmp(level, LEVELS[want].name)) want--;
-    if (want < 0) return MG_E_LEVEL;
+    if (want < 0 || !LEVELS[want].usable()) return MG_E_LEVEL;
     mg_kernel_table t = *LEVELS[0].table;
     for (int l = 1; l <= want; l++) {
+        if (!LEVELS[l].usable()) continue;
         for (int i = 0; i < MG_QUANT_MAX; i++)
             if (LEVELS[l].table->group[i]) t.group[i] = LEVELS[l].table->group[i];
         for (int i = 0; i < 2; i++)

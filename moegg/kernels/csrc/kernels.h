@@ -69,7 +69,7 @@ enum {
     MG_E_FETCH = -5,      /* an expert record could not be read */
 };
 
-/* CPU levels, lowest first: x86 generic < avx2 < avx512; Arm generic < neon < dotprod < i8mm. */
+/* CPU levels, lowest first: x86 generic < avx2 < avxvnni < avx512; Arm generic < neon < dotprod < i8mm. */
 const char *mg_level_name(void);                                       /* the level in force */
 const char *mg_host_level_name(void);                                  /* the highest level of this host */
 int mg_select(const char *level);                                      /* NULL: the highest; MG_E_LEVEL if not available */
@@ -89,7 +89,7 @@ void mg_pool_run(mg_pool *p, mg_task_fn fn, void *ctx, int64_t n_items, int64_t 
 /* The plain references (vec_generic.c) and the faster levels; NULL entries fall through to the level below. */
 extern const mg_kernel_table mg_table_generic;
 #if defined(__x86_64__) || defined(_M_X64)
-extern const mg_kernel_table mg_table_avx2, mg_table_avx512;
+extern const mg_kernel_table mg_table_avx2, mg_table_avxvnni, mg_table_avx512;
 #elif defined(__aarch64__)
 extern const mg_kernel_table mg_table_neon, mg_table_dotprod, mg_table_i8mm;
 #endif

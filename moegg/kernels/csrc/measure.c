@@ -68,6 +68,14 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) static int32_t i
     return _mm_cvtsi128_si32(_mm512_castsi512_si128(sum));
 }
 
+__attribute__((target("avx2,avxvnni"))) static int32_t int8_avxvnni(int32_t seed) {
+    __m256i s[CHAINS], a = _mm256_set1_epi32(seed), sum = a;
+    EACH s[i] = _mm256_set1_epi32(i);
+    for (int n = 0; n < STEPS; n++) EACH s[i] = _mm256_dpbusd_avx_epi32(s[i], a, a);
+    EACH sum = _mm256_xor_si256(sum, s[i]);
+    return _mm_cvtsi128_si32(_mm256_castsi256_si128(sum));
+}
+
 /* The multiplications alone: additions have ports of their own. */
 __attribute__((target("avx2"))) static int32_t int8_avx2(int32_t seed) {
     __m256i s[CHAINS], a = _mm256_set1_epi32(seed), sum = a;
@@ -112,6 +120,7 @@ static const int8_level LEVELS[] = {            /* a level without a row counts 
     {"generic", 2 * 16, int8_generic},
 #if defined(__x86_64__)
     {"avx2", 2 * 32, int8_avx2},
+    {"avxvnni", 2 * 32, int8_avxvnni},
     {"avx512", 2 * 64, int8_avx512},
 #elif defined(__aarch64__)
     {"neon", 2 * 16, int8_neon},

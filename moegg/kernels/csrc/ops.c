@@ -7,7 +7,7 @@ mg_op_table mg_ops;
 void mg_ops_select(const char *level) {
     mg_ops = mg_ops_generic;
 #if defined(__x86_64__)
-    if (!strcmp(level, "avx2")) mg_ops = mg_ops_avx2;
+    if (!strcmp(level, "avx2") || !strcmp(level, "avxvnni")) mg_ops = mg_ops_avx2;
     if (!strcmp(level, "avx512")) mg_ops = mg_ops_avx512;
 #elif defined(__aarch64__)
     if (strcmp(level, "generic")) mg_ops = mg_ops_neon;
