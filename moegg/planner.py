@@ -11,6 +11,9 @@ from moegg.units import fmt_bytes
 TILE = 64                     # key positions per attention tile (kernels/csrc/ops.h, MG_TILE)
 DEFAULT_CTX = 8192
 DEFAULT_UBATCH = 512
+MAX_OUT = 64                  # rows of logits in one pass: sessions of a step, or positions of Engine.forward
+CHUNK = 512                   # key positions per partial attention result (MG_CHUNK)
+QROWS = 8                     # query rows per attention item (MG_QROWS)
 
 
 def kv_positions(attn: Gqa, ctx: int, ubatch: int) -> int:
@@ -55,23 +58,32 @@ class MemoryPlan:
         return [f"{name:<34}{fmt_bytes(n):>12}" for name, n in rows]
 
 
-def scratch_bytes(model: Model, ubatch: int) -> int:
-    """Float buffers and activation rows of one pass of `ubatch` tokens (an upper bound, engine/forward.pyx allocates them)."""
-    widths = [3 * model.d]
-    pair = 0
-    for layer in model.layers:
-        a = layer.attn
-        widths.append(2 * a.head_dim * (a.n_head + a.n_kv_head))
-        if isinstance(layer.ffn, Moe):
-            width = layer.ffn.experts.part("gate").shape[0]
-            pair = max(pair, layer.ffn.top_k * (4 * (2 * width + model.d) + 6 * width))
-        else:
-            widths.append(3 * layer.ffn.gate.shape[0])
-    return ubatch * (4 * (widths[0] + sum(sorted(widths[1:])[-2:])) + pair) + 4 * model.vocab
+def _act(cols: int) -> int:
+    """Bytes of one activation row, the larger of the two formats (kernels/csrc/kernels.h), with room for alignment."""
+    return 4 * cols + 256
+
+
+def scratch_bytes(model: Model, ctx: int, ubatch: int, n_threads: int) -> int:
+    """An upper bound of what engine/forward.pyx allocates beside KV state and rope tables: float buffers, activation rows,
+    MoE pairs, attention results, logits.
+    """
+    rows = max(ubatch, MAX_OUT)
+    attn, moe = [layer.attn for layer in model.layers], [layer.ffn for layer in model.layers if isinstance(layer.ffn, Moe)]
+    dense = max((layer.ffn.gate.shape[0] for layer in model.layers if not isinstance(layer.ffn, Moe)), default=0)
+    q, kv = max(a.n_head * a.head_dim for a in attn), max(a.n_kv_head * a.head_dim for a in attn)
+    widths = (model.d, model.d, model.d, q, q, kv, kv, dense, dense)
+    n = sum(rows * (4 * w + 64) for w in widths) + rows * max(map(_act, widths))
+    if moe:
+        width, experts = max(m.experts.part("gate").shape[0] for m in moe), max(m.experts.n for m in moe)
+        pairs = ubatch * max(m.top_k for m in moe)
+        n += pairs * (4 * (2 * width + model.d) + _act(width) + 256) + ubatch * (4 * experts + 64) + 512 * experts
+    part = 4 * (32 + max(a.head_dim for a in attn) + 16)
+    n += n_threads * QROWS * (4 * TILE + 2 * part) + 4 * n_threads * QROWS * (ctx // CHUNK + 1) * part
+    return n + MAX_OUT * 4 * (model.vocab + 16) + len(model.layers) * 8192 + (1 << 16)
 
 
 def plan(model: Model, resident: int, experts: int, ctx: int | None = None, ubatch: int = DEFAULT_UBATCH, kv: str = "f16",
-         available: int | None = None) -> MemoryPlan:
+         n_threads: int = 1, available: int | None = None) -> MemoryPlan:
     """Splits the memory. ctx None: the least of the trained length, 8192 and what fits into half of `available` bytes.
 
     Raises BudgetTooSmall, naming the longest context that fits, if KV state and scratch of a given ctx exceed `available`.
@@ -82,7 +94,8 @@ def plan(model: Model, resident: int, experts: int, ctx: int | None = None, ubat
         attn = [layer.attn for layer in model.layers]
         ropes = dict.fromkeys(a.rope for a in attn if a.rope)
         tables = sum(len(r.regimes()) * n * r.dim * 4 for r in ropes)
-        return MemoryPlan(n, ubatch, kv, resident, experts, sum(kv_bytes(a, n, ubatch, kv) for a in attn), tables, scratch_bytes(model, ubatch))
+        return MemoryPlan(n, ubatch, kv, resident, experts, sum(kv_bytes(a, n, ubatch, kv) for a in attn), tables,
+                          scratch_bytes(model, n, ubatch, n_threads))
 
     def longest(limit: int, top: int) -> int:
         lo, hi = 0, top

@@ -1,8 +1,7 @@
 """From a source folder or GGUF to a running engine, the way the commands do it."""
 from pathlib import Path
 
-from moegg import registry
-from moegg.arch import ConfigReader
+from moegg.commands.opening import describe
 from moegg.converters import convert
 from moegg.engine import Engine
 from moegg.formats.container import Container
@@ -16,5 +15,4 @@ def convert_to(source, folder, quant):
 def open_engine(path, **options):
     """An Engine on a .moegg file; options as Engine's."""
     container = Container.open(path)
-    model = registry.find(arch=container.arch).describe(ConfigReader(container.config))
-    return Engine(container, model, **options)
+    return Engine(container, describe(container), **options)

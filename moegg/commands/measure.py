@@ -205,7 +205,7 @@ def _lines(path: str) -> list[str]:
 def touch(engine: Engine, progress: Callable[[int, int], None] = lambda done, total: None) -> float:
     """Reads a byte of every page of the mapped file; returns the seconds it took."""
     start = time.perf_counter()
-    pages, step = np.frombuffer(engine._map, np.uint8)[::4096], 16384
+    pages, step = engine.mapped[::4096], 16384
     for i in range(0, len(pages), step):
         pages[i:i + step].max()
         progress(min((i + step) * 4096, engine.container.file_bytes), engine.container.file_bytes)

@@ -3,29 +3,74 @@
 Opens no weights.
 """
 import json
+import os
+import select
+import stat
 import sys
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from moegg import registry
+from moegg import log, registry
 from moegg.arch import ConfigReader, Model
+from moegg.commands.options import nearest
 from moegg.errors import BadRequest, FormatError, IOFailure, NotFound
 from moegg.formats.container import Container
 from moegg.tokenizer import Tokenizer, eos_ids_of
 from moegg.units import fmt_bytes
 
 MAX_TEXT_BYTES = 4 << 20        # about a million tokens: more than any context, less than what would hurt before tokenising
+PIPE_WAIT_S = 5.0
 
 
 def open_container(model: Path) -> Container:
     """The file that MODEL means: 'demo' is the one inside the package, ./demo a file of that name."""
-    return Container.open(Path(str(files("moegg") / "data" / "demo.moegg")) if str(model) == "demo" else model)
+    path = Path(str(files("moegg") / "data" / "demo.moegg")) if str(model) == "demo" else model
+    try:
+        return Container.open(path)
+    except NotFound as e:
+        raise NotFound(e.message + _meant(model), e.slug) from None
+    except FormatError as e:
+        if path.is_dir() or _starts_with(path, b"GGUF"):
+            kind = "folder" if path.is_dir() else "GGUF file"
+            raise FormatError(f"{path}: is a {kind}; convert it: moegg convert {path}", e.slug) from None
+        raise
+
+
+def _meant(model: Path) -> str:
+    """'; did you mean ...' for a model that does not exist: the demo, or a .moegg file beside it with such a name."""
+    beside = {p.stem: p.name for p in sorted(model.parent.glob("*.moegg"))}
+    names = list(beside) + (["demo"] if model == Path(model.name) else [])
+    word = nearest(model.name.removesuffix(".moegg"), names)
+    if word is None:
+        return ""
+    return f"; did you mean '{model.with_name(beside[word]) if word in beside else word}'?"
+
+
+def _starts_with(path: Path, magic: bytes) -> bool:
+    try:
+        with open(path, "rb") as f:
+            return f.read(len(magic)) == magic
+    except OSError:
+        return False
 
 
 def describe(container: Container) -> Model:
-    """The architecture's description of the stored config. Raises UnsupportedModel for an unknown architecture."""
-    return registry.find(arch=container.arch).describe(ConfigReader(container.config, where=f"{container.path.name}: config"))
+    """The architecture's description of the stored config. Raises UnsupportedModel for an unknown architecture, FormatError for a
+    key that it does not read: a model that means more than this version knows must not run as if it did not.
+    """
+    config = ConfigReader(container.config, where=f"{container.path.name}: config")
+    model = registry.find(arch=container.arch).describe(config)
+    if unread := config.unused():
+        raise FormatError(f"{container.path}: stored config: got key {unread[0]!r}, expected only keys that {container.arch} reads; "
+                          "the file was written by a newer moegg, or is damaged", "arch-mismatch")
+    return model
+
+
+def warn_beyond_training(model: Model, tokens: int, what: str) -> None:
+    """Warns if `what` reaches further than the model was trained for."""
+    if tokens > model.ctx_train:
+        log.warn(f"{what}: the model was trained for {model.ctx_train} tokens; what lies beyond may be nonsense")
 
 
 def section_json(container: Container, name: str) -> dict[str, Any]:
@@ -66,6 +111,24 @@ def read_text(path: Path) -> str:
 def read_stdin() -> str:
     stream = getattr(sys.stdin, "buffer", None)
     return _decode(stream.read(MAX_TEXT_BYTES + 1) if stream else sys.stdin.read().encode(), "standard input")
+
+
+def read_piped(wait_s: float = PIPE_WAIT_S) -> str:
+    """What is piped or redirected into a command that has a prompt already; nothing from terminals and devices.
+
+    A pipe that stays open and silent is given up after `wait_s` seconds, with a warning: programs inherit such pipes unawares.
+    """
+    try:
+        fd = sys.stdin.fileno()
+        mode = os.fstat(fd).st_mode
+    except (AttributeError, OSError, ValueError):       # closed, or no file at all
+        return ""
+    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return ""
+    if not stat.S_ISREG(mode) and not select.select([fd], [], [], wait_s)[0]:
+        log.warn(f"standard input: an open pipe, but nothing came within {wait_s:g} s, so it is not read; '< /dev/null' saves the wait")
+        return ""
+    return read_stdin()
 
 
 def _decode(data: bytes, where: str) -> str:

@@ -2,23 +2,21 @@
 
 Structure is immutable after start; one thread drives it. Sessions carry all mutable state (session.py).
 """
-import mmap
-import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
 from moegg.arch import Model
 from moegg.engine.cpus import available_memory, default_threads
-from moegg.engine.forward import Executor, MoeRef, WeightRef, pad16
+from moegg.engine.forward import Executor, pad16
+from moegg.engine.loading import Mapping, all_f32, find_experts, find_weights
 from moegg.engine.program import lower
 from moegg.engine.session import Session
-from moegg.errors import BadRequest, Cancelled, ContextFull, FormatError, IOFailure
+from moegg.errors import BadRequest, Cancelled, ContextFull
 from moegg.formats.container import Container
-from moegg.planner import DEFAULT_UBATCH, MemoryPlan, plan
-from moegg.quants import INTERLEAVED, ROW_MAJOR
-
-MAX_OUT = 64               # rows of logits in one pass: sessions of a step, or positions of Engine.forward
+from moegg.planner import DEFAULT_UBATCH, MAX_OUT, MemoryPlan, plan
 
 
 class Engine:
@@ -26,74 +24,46 @@ class Engine:
 
     def __init__(self, container: Container, model: Model, *, ctx: int | None = None, n_threads: int | None = None,
                  kv: str | None = None, ubatch: int = DEFAULT_UBATCH):
-        self.container, self.model = container, model
+        for name, value, low, high in (("ctx", ctx, 1, 1 << 31), ("threads", n_threads, 1, 1024), ("ubatch", ubatch, 1, 1 << 16)):
+            if value is not None and not low <= value <= high:
+                raise BadRequest(f"{name}: got {value}, expected {low} to {high}", "engine-option")
+        if kv not in (None, "f16", "f32"):
+            raise BadRequest(f"kv: got {kv!r}, expected 'f16' or 'f32'", "engine-option")
+        self.container, self.model, self.vocab = container, model, model.vocab
         self.program = lower(model)
-        self.kv = kv or ("f32" if self._all_f32() else "f16")
-        experts = sum(layer.n * layer.stride for layer in container.layers)
-        self.plan: MemoryPlan = plan(model, container.resident.nbytes, experts, ctx, ubatch, self.kv, available_memory())
-        self.ctx, self.ubatch = self.plan.ctx, self.plan.ubatch
+        self.kv = kv or ("f32" if all_f32(container) else "f16")
         self.n_threads = n_threads or default_threads()
-        self.vocab = model.vocab
-        self._map = self._open()
-        base = np.frombuffer(self._map, np.uint8).ctypes.data
-        self._executor = Executor(self.program, self._weights(base), self._experts(base), ctx=self.ctx, ubatch=self.ubatch,
-                                  max_out=MAX_OUT, kv=self.kv, n_threads=self.n_threads)
+        free, experts = available_memory(), sum(layer.n * layer.stride for layer in container.layers)
+        self.plan: MemoryPlan = plan(model, container.resident.nbytes, experts, ctx, ubatch, self.kv, self.n_threads, free)
+        self.ctx, self.ubatch = self.plan.ctx, self.plan.ubatch
+        self._mapping = Mapping(container, free)
+        base = self._mapping.address
+        self._executor = Executor(self.program, find_weights(container, model, base), find_experts(container, self.program, base),
+                                  ctx=self.ctx, ubatch=self.ubatch, max_out=MAX_OUT, kv=self.kv, n_threads=self.n_threads)
         self._logits = np.zeros((MAX_OUT, pad16(self.vocab)), np.float32)
         self._limits = sorted({limit for rope in self.program.ropes for limit, _, _ in rope.regimes()})
+        self._busy = threading.Lock()
 
-    # --- loading --------------------------------------------------------------------------------------------------------
+    @property
+    def mapped(self) -> np.ndarray:
+        """The file's bytes as mapped, uint8 [file_bytes], read-only: to touch or to measure."""
+        return self._mapping.bytes
 
-    def _all_f32(self) -> bool:
-        c = self.container
-        return all(t.quant == "f32" for t in c.tensors.values()) and all(p.quant == "f32" for layer in c.layers for p in layer.parts)
+    @property
+    def anonymous_bytes(self) -> int:
+        """What the engine has really allocated beside the mapping, one session's state apart; at most what the plan says."""
+        return self._executor.nbytes + self._logits.nbytes
 
-    def _open(self) -> mmap.mmap:
-        path = self.container.path
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One thread at a time: buffers belong to the pass that runs."""
+        if not self._busy.acquire(blocking=False):
+            raise BadRequest("engine: got a second call while one runs, expected one thread at a time", "engine-busy")
         try:
-            fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        except OSError as e:
-            raise IOFailure(f"{path}: cannot be opened: {e.strerror}", "io-open") from e
-        try:
-            st = os.fstat(fd)
-            mapped = mmap.mmap(fd, self.container.file_bytes, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as e:               # ValueError: the file has become shorter
-            raise IOFailure(f"{path}: cannot be mapped: {e}", "io-map") from e
+            self._executor.rearm()
+            yield
         finally:
-            os.close(fd)
-        if (st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns) != self.container.identity:
-            raise IOFailure(f"{path}: file changed since it was opened: got {st.st_size} bytes, expected the {self.container.file_bytes} bytes "
-                            "that were read; start again", "file-changed")
-        if hasattr(mmap, "MADV_WILLNEED") and (available_memory() or 0) > st.st_size:
-            mapped.madvise(mmap.MADV_WILLNEED)
-        return mapped
-
-    def _weights(self, base: int) -> dict[str, WeightRef]:
-        refs = {}
-        for t in self.model.tensors():
-            info = self.container.tensors.get(t.name)
-            if info is None or info.shape != t.shape:
-                raise FormatError(f"{self.container.path}: tensor {t.name!r}: got {'nothing' if info is None else list(info.shape)}, "
-                                  f"expected {list(t.shape)} from the stored config", "arch-mismatch")
-            want = ("f32", ROW_MAJOR) if len(t.shape) == 1 else (info.quant, ROW_MAJOR if t.gather else INTERLEAVED)
-            if (info.quant, info.layout) != want:
-                raise FormatError(f"{self.container.path}: tensor {t.name!r}: got {info.quant} {info.layout}, expected {want[0]} {want[1]}", "arch-mismatch")
-            rows, cols = (1, t.shape[0]) if len(t.shape) == 1 else t.shape
-            refs[t.name] = WeightRef(base + info.offset, info.quant, rows, cols, info.gather)
-        return refs
-
-    def _experts(self, base: int) -> list[MoeRef]:
-        by_layer = {layer.layer: layer for layer in self.container.layers}
-        refs = []
-        for m in self.program.moe:
-            layer = by_layer.get(m.experts.layer)
-            want = [(p.name, p.shape) for p in m.experts.parts]
-            got = [(p.name, tuple(p.shape)) for p in layer.parts] if layer else []
-            if layer is None or layer.n != m.experts.n or got != want:
-                raise FormatError(f"{self.container.path}: experts of layer {m.experts.layer}: got {got}, expected {m.experts.n} x {want} "
-                                  "from the stored config", "arch-mismatch")
-            parts = tuple((p.quant, *p.shape, p.offset) for p in layer.parts)
-            refs.append(MoeRef(base + layer.base, layer.stride, layer.slot, parts))
-        return refs
+            self._busy.release()
 
     # --- running --------------------------------------------------------------------------------------------------------
 
@@ -107,11 +77,11 @@ class Engine:
 
     def check(self, tokens: Sequence[int], before: int) -> None:
         """Raises BadRequest or ContextFull unless `tokens` may follow `before` tokens."""
-        if not tokens:
+        if len(tokens) == 0:
             raise BadRequest("tokens: got none, expected at least one", "tokens-empty")
-        worst = next((t for t in tokens if not 0 <= t < self.vocab), None)
+        worst = next((t for t in tokens if not isinstance(t, (int, np.integer)) or not 0 <= t < self.vocab), None)
         if worst is not None:
-            raise BadRequest(f"token id {worst}: outside the vocabulary of {self.vocab} tokens", "token-range")
+            raise BadRequest(f"token id {worst!r}: outside the vocabulary of {self.vocab} tokens", "token-range")
         if before + len(tokens) > self.ctx:
             raise ContextFull(f"context: {before + len(tokens)} tokens do not fit into {self.ctx}; use a larger --ctx or a shorter prompt",
                               "context-full")
@@ -122,9 +92,12 @@ class Engine:
 
         A session may appear once. Raises BadRequest, ContextFull (before any work), Cancelled (what was evaluated is kept).
         """
-        if len(work) > MAX_OUT:
-            raise BadRequest(f"step: got {len(work)} sessions, expected at most {MAX_OUT}", "step-sessions")
-        self._executor.rearm()
+        if len(work) > MAX_OUT or len({id(s) for s, _ in work}) < len(work) or any(s._engine is not self for s, _ in work):
+            raise BadRequest(f"step: got {len(work)} sessions, expected at most {MAX_OUT}, each once and made by this engine", "step-sessions")
+        with self._alone():
+            return self._step(work, progress, cancel)
+
+    def _step(self, work, progress, cancel) -> list[np.ndarray]:
         queue: list[tuple[int, int, int]] = []               # (session index, token, position)
         for i, (s, tokens) in enumerate(work):
             self.check(tokens, len(s))
@@ -170,14 +143,14 @@ class Engine:
         idx, w = np.zeros((M, T, k), np.int32), np.zeros((M, T, k), np.float32)
         state, total = self.session().state, np.array([T], np.int64)
         rows = min(MAX_OUT, self.ubatch)
-        self._executor.rearm()
-        for start in range(0, T, rows):
-            n = min(rows, T - start)
-            capture = (np.zeros((M, n, k), np.int32), np.zeros((M, n, k), np.float32)) if M else None
-            span = np.arange(start, start + n, dtype=np.int32)
-            self._executor.run(np.array(tokens[start:start + n], np.int32), span, np.zeros(n, np.int32), [state], total,
-                               np.arange(n, dtype=np.int32), self._logits, capture)
-            logits[start:start + n] = self._logits[:n, :self.vocab]
-            if capture:
-                idx[:, start:start + n], w[:, start:start + n] = capture
+        with self._alone():
+            for start in range(0, T, rows):
+                n = min(rows, T - start)
+                capture = (np.zeros((M, n, k), np.int32), np.zeros((M, n, k), np.float32)) if M else None
+                span = np.arange(start, start + n, dtype=np.int32)
+                self._executor.run(np.array(tokens[start:start + n], np.int32), span, np.zeros(n, np.int32), [state], total,
+                                   np.arange(n, dtype=np.int32), self._logits, capture)
+                logits[start:start + n] = self._logits[:n, :self.vocab]
+                if capture:
+                    idx[:, start:start + n], w[:, start:start + n] = capture
         return logits, idx, w, self.program.moe_layers

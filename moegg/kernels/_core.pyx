@@ -19,6 +19,10 @@ cdef extern from "exec.h" nogil:
 cdef extern from "<unistd.h>" nogil:
     int usleep(unsigned int us)
 
+cdef extern from "mapped.h" nogil:
+    int mg_guard(const void *base, size_t size, const char *label)
+    void mg_unguard(const void *base)
+
 cdef extern from "measure.h" nogil:
     uint64_t mg_measure_read(mg_pool *p, const void *data, int64_t nbytes, int64_t ahead)
     int64_t mg_measure_int8(mg_pool *p, int64_t items)
@@ -317,6 +321,17 @@ cdef void _visit(void *ctx, int64_t begin, int64_t end, int worker) noexcept nog
         v.cells[i] += 1
     if worker and v.sleep_us:
         usleep(v.sleep_us)
+
+
+def guard_mapping(address: int, nbytes: int, label: str):
+    """From now on a SIGBUS inside this mapping ends the process with one line that names `label`, exit code 6 (csrc/mapped.c)."""
+    text = label.encode("utf-8", "backslashreplace")
+    mg_guard(<const void *><uintptr_t>address, nbytes, text)
+
+
+def unguard_mapping(address: int):
+    """The mapping is about to go."""
+    mg_unguard(<const void *><uintptr_t>address)
 
 
 # --- for other extensions -----------------------------------------------------------------------------------------------

@@ -1,4 +1,8 @@
 """Engine and Session: invariance of the results, several sessions in a pass, rewinding, limits."""
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -187,3 +191,61 @@ def test_a_file_replaced_after_opening_is_noticed(files, tmp_path):
     path.write_bytes(path.read_bytes() + b"more")
     with pytest.raises(IOFailure, match="file-changed"):
         Engine(container, tiny.describe("llama"), ctx=64)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_what_is_allocated_stays_within_the_plan(files, arch):
+    for options in ({"ctx": 1}, {"ctx": 64, "n_threads": 7}, {"ctx": 5000, "ubatch": 16}, {"ctx": 3000, "n_threads": 64, "kv": "f32"}):
+        engine = open_engine(files[arch, "q8"], **options)
+        assert engine.anonymous_bytes <= engine.plan.scratch + engine.plan.rope_tables, options
+        assert engine.session().state.nbytes <= engine.plan.kv_state + 4096 * len(engine.program.attn), options
+
+
+@pytest.mark.parametrize("options", [{"ctx": 0}, {"ctx": -5}, {"n_threads": 0}, {"n_threads": 4096}, {"kv": "f8"}, {"ubatch": 0}], ids=str)
+def test_impossible_options_are_refused(files, options):
+    with pytest.raises(BadRequest, match="engine-option"):
+        open_engine(files["llama", "q8"], **options)
+
+
+def test_a_session_of_another_engine_or_twice_in_a_step_is_refused(files):
+    a, b = open_engine(files["llama", "q8"], ctx=64), open_engine(files["llama", "q8"], ctx=512)
+    with pytest.raises(BadRequest, match="step-sessions"):
+        b.step([(a.session(), IDS[:300])])
+    s = a.session()
+    with pytest.raises(BadRequest, match="step-sessions"):
+        a.step([(s, [1]), (s, [2])])
+
+
+def test_a_second_thread_is_refused_while_a_pass_runs(files):
+    engine, seen = open_engine(files["llama", "q8"], ctx=256, ubatch=16), []
+
+    def meddle(done, total):
+        try:
+            engine.session().eval(5)
+        except BadRequest as e:
+            seen.append(e.slug)
+    s = engine.session()
+    s.sync(IDS[:100], progress=meddle)
+    assert set(seen) == {"engine-busy"}
+    np.testing.assert_array_equal(s.logits, last_logits(engine, IDS[:100]))
+
+
+def test_a_float_token_is_refused_not_truncated(files):
+    with pytest.raises(BadRequest, match="token-range"):
+        open_engine(files["llama", "q8"], ctx=64).session().sync([1, 1.7])
+
+
+def test_a_file_cut_while_mapped_ends_with_one_line_not_a_bare_sigbus(files, tmp_path):
+    """A cut mapping cannot be read on; the process says which file and exits with the I/O code."""
+    path = tmp_path / "m.moegg"
+    path.write_bytes(files["llama", "q8"].read_bytes())
+    code = f"""
+import os
+from tests.loading import open_engine
+engine = open_engine({str(path)!r}, ctx=64)
+os.truncate({str(path)!r}, 4096)
+engine.mapped[-1]
+"""
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, timeout=60)
+    assert done.returncode == 6 and done.stderr.count("\n") == 1 and str(path) in done.stderr and "[io-mapped]" in done.stderr
