@@ -25,7 +25,7 @@ class GGUFSource:
     kind = "gguf"
 
     def __init__(self, path: Path):
-        self.path, self.warnings = path, []
+        self.path, self.warnings, self.paths = path, [], [path]
         self._file = GGUFFile.open(path)
         meta = self._file.metadata
         _refuse_partial(meta, path)
@@ -47,7 +47,7 @@ class GGUFSource:
             self.warnings.append(f"{self.path}: has no tokenizer; the file will take token ids only, not text")
         else:
             tokenizer, config = made
-            if templates := inline_templates(config.pop("chat_template", None)):
+            if templates := inline_templates(config.pop("chat_template", None), str(self.path)):
                 self.sections["chat_template"] = ("application/json", dump(templates))
             self.sections["tokenizer"] = ("application/json", tokenizer)
             self.sections["tokenizer_config"] = ("application/json", dump(config))

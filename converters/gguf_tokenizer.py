@@ -4,7 +4,7 @@ Owns: the two vocabulary kinds that GGUF decoder models use. `gpt2`: byte-level 
 named (`tokenizer.ggml.pre`) and its regular expression must be known here. `llama`: SentencePiece-style, where a score per
 token stands for merges. Also what GGUF says about BOS, end-of-turn ids, chat templates and sampling defaults.
 Refuses: unigram, WordPiece, RWKV and PLaMo vocabularies; a pre-tokenizer name it does not know, since a guess would give
-slightly wrong ids for ever.
+slightly wrong ids for ever; keys of another type than GGUF's; tokens longer than any release has (lengths in characters).
 Sources: llama.cpp, src/llama-vocab.cpp for GGUF's keys, token types, defaults and which name means which expression. The
 expressions are those of the models' own tokenizer.json, also where llama.cpp only comes near them (capitals inside words for
 kimi-k2, exotic blanks for deepseek-llm and deepseek-coder). NFC, which GGUF does not record, is added for the families whose
@@ -13,14 +13,19 @@ tokenizer.json has it.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from moegg.arch import ConfigReader
 from moegg.errors import FormatError, UnsupportedModel
 
+TOKEN_LIMIT, VOCABULARY_LIMIT = 1024, 1 << 23   # characters of one token and of all: finding merge pairs looks at every cut
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4     # tokenizer.ggml.token_type; 5 is unused, 6 a byte
+
+_KINDS = {str: "text", int: "a whole number", float: "a float"}
 
 # Files from before converters marked them as control tokens; as user-defined ones, chat text could forge a turn with them.
 _TURN_LIKE = re.compile(r"<\|.*\|>|<｜.*｜>|<(start|end)_of_turn>", re.DOTALL)
@@ -112,11 +117,12 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> tuple[bytes, dict[str, A
 
     Raises UnsupportedModel for a kind or a pre-tokenizer that moegg does not know, FormatError for missing or contradicting keys.
     """
-    kind = metadata.get("tokenizer.ggml.model")
-    if kind in (None, "none", "no_vocab"):
+    keys = _keys(metadata)
+    kind = keys.str("tokenizer.ggml.model", default="none")
+    if kind in ("none", "no_vocab"):
         return None
     vocabulary = _Vocabulary(metadata)
-    if kind == "gpt2" and metadata.get("tokenizer.ggml.pre") != "gemma4":
+    if kind == "gpt2" and keys.str("tokenizer.ggml.pre", default="default") != "gemma4":
         parts, add_bos = _byte_level(metadata)
     elif kind in ("gpt2", "gemma4"):
         parts, add_bos = _spaced_bpe(metadata, vocabulary)
@@ -134,13 +140,24 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> tuple[bytes, dict[str, A
 
 def generation_config_from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """generation_config.json's keys, as far as GGUF has them: special ids, and sampling defaults of general.sampling.*."""
-    prefix = "tokenizer.ggml."
-    ends = [metadata[prefix + key] for key in ("eos_token_id", "eot_token_id", "eom_token_id") if prefix + key in metadata]
-    config: dict[str, Any] = {"eos_token_id": list(dict.fromkeys(ends))} if ends else {}
-    names = {"bos_token_id": prefix + "bos_token_id", "pad_token_id": prefix + "padding_token_id",
-             "temperature": "general.sampling.temp", "top_k": "general.sampling.top_k", "top_p": "general.sampling.top_p",
-             "min_p": "general.sampling.min_p", "repetition_penalty": "general.sampling.penalty_repeat"}
-    return config | {name: metadata[key] for name, key in names.items() if key in metadata}
+    keys, prefix = _keys(metadata), "general.sampling."
+    ends = [i for name in ("eos", "eot", "eom") if (i := _token_id(metadata, name)) is not None]
+    names = {"temperature": "temp", "top_p": "top_p", "min_p": "min_p", "repetition_penalty": "penalty_repeat"}
+    config: dict[str, Any] = {"eos_token_id": list(dict.fromkeys(ends)) or None, "bos_token_id": _token_id(metadata, "bos"),
+                              "pad_token_id": _token_id(metadata, "padding"), "top_k": keys.int(f"{prefix}top_k", default=None)}
+    config |= {name: keys.float(f"{prefix}{key}", default=None) for name, key in names.items()}
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def _keys(metadata: Mapping[str, Any]) -> ConfigReader:
+    return ConfigReader(metadata, where="GGUF metadata")
+
+
+def _token_id(metadata: Mapping[str, Any], name: str) -> int | None:
+    """The id that tokenizer.ggml.<name>_token_id gives; None if there is none, or no such token, which llama.cpp ignores too."""
+    i = _keys(metadata).int(f"tokenizer.ggml.{name}_token_id", default=None, low=-1 << 63, high=1 << 64)
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    return i if i is not None and 0 <= i < (len(tokens) if isinstance(tokens, list) else 1 << 31) else None
 
 
 class _Vocabulary:
@@ -148,9 +165,18 @@ class _Vocabulary:
 
     def __init__(self, metadata: Mapping[str, Any]):
         tokens = _array(metadata, "tokens", str)
+        long = max(range(len(tokens)), key=lambda i: len(tokens[i]), default=None)
+        if long is None:
+            raise FormatError("gguf: tokenizer.ggml.tokens: got 0 entries, expected at least 1", "gguf-tokenizer")
+        if len(tokens[long]) > TOKEN_LIMIT:
+            raise FormatError(f"gguf: tokenizer.ggml.tokens: entry {long}: got {len(tokens[long])} characters, expected at most "
+                              f"{TOKEN_LIMIT}", "gguf-tokenizer")
+        if (total := sum(map(len, tokens))) > VOCABULARY_LIMIT:
+            raise FormatError(f"gguf: tokenizer.ggml.tokens: got {total} characters in all, expected at most {VOCABULARY_LIMIT}",
+                              "gguf-tokenizer")
         self.tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(tokens)]
         given = "tokenizer.ggml.token_type" in metadata
-        types = _array(metadata, "token_type", None, len(tokens))[:len(tokens)] if given else [NORMAL] * len(tokens)
+        types = _array(metadata, "token_type", int, len(tokens))[:len(tokens)] if given else [NORMAL] * len(tokens)
         self.types = [CONTROL if kind == USER_DEFINED and _TURN_LIKE.fullmatch(text) else kind
                       for kind, text in zip(types, self.tokens, strict=True)]
         self.ids = {text: i for i, text in enumerate(self.tokens)}
@@ -166,17 +192,18 @@ class _Vocabulary:
 
     def named(self, metadata: Mapping[str, Any], key: str) -> str | None:
         """The token that tokenizer.ggml.<key>_token_id names, None if it names none."""
-        i = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        return self.tokens[i] if isinstance(i, int) and 0 <= i < len(self.tokens) else None
+        i = _token_id(metadata, key)
+        return None if i is None else self.tokens[i]
 
 
 def _config(metadata: Mapping[str, Any], vocabulary: _Vocabulary, add_bos: bool) -> dict[str, Any]:
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     config: dict[str, Any] = {name: text for name, key in names.items() if (text := vocabulary.named(metadata, key)) is not None}
-    config["add_bos_token"] = bool(metadata.get("tokenizer.ggml.add_bos_token", add_bos)) and "bos_token" in config
+    keys = _keys(metadata)
+    config["add_bos_token"] = keys.bool("tokenizer.ggml.add_bos_token", default=add_bos) and "bos_token" in config
     config["clean_up_tokenization_spaces"] = False
-    main, prefix = metadata.get("tokenizer.chat_template"), "tokenizer.chat_template."
-    variants = [{"name": key.removeprefix(prefix), "template": text} for key, text in metadata.items() if key.startswith(prefix)]
+    main, prefix = keys.str("tokenizer.chat_template", default=""), "tokenizer.chat_template."
+    variants = [{"name": key.removeprefix(prefix), "template": keys.str(key)} for key in metadata if key.startswith(prefix)]
     if variants:
         config["chat_template"] = ([{"name": "default", "template": main}] if main else []) + variants
     elif main:
@@ -185,7 +212,7 @@ def _config(metadata: Mapping[str, Any], vocabulary: _Vocabulary, add_bos: bool)
 
 
 def _byte_level(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    name = metadata.get("tokenizer.ggml.pre", "default")
+    name = _keys(metadata).str("tokenizer.ggml.pre", default="default")
     pre = PRE_TOKENIZERS.get(name)
     if pre is None:
         raise UnsupportedModel(f"gguf: tokenizer.ggml.pre is not known: got {name!r}, expected one of "
@@ -206,14 +233,16 @@ def _spaced_bpe(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> tuple[d
 
 def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> tuple[dict[str, Any], bool]:
     """Merge pairs such that BPE joins what SentencePiece joins: the pair whose union has the best score, leftmost first."""
-    scores = _array(metadata, "scores", None, len(vocabulary.tokens))
+    scores = _array(metadata, "scores", float, len(vocabulary.tokens))
+    if any(map(math.isnan, scores)):
+        raise FormatError("gguf: tokenizer.ggml.scores: got NaN, expected numbers, which can be put in order", "gguf-tokenizer")
     plain = {text: i for text, i in vocabulary.ids.items() if vocabulary.types[i] == NORMAL}
     merges = []
     for text in sorted(plain, key=lambda text: -scores[plain[text]]):
         cuts = ((text[:n], text[n:]) for n in range(1, len(text)))
         pairs = [(left, right) for left, right in cuts if left in plain and right in plain]
         merges += sorted(pairs, key=lambda pair: (plain[pair[0]], plain[pair[1]]))
-    space = "▁" if metadata.get("tokenizer.ggml.add_space_prefix", True) else ""
+    space = "▁" if _keys(metadata).bool("tokenizer.ggml.add_space_prefix", default=True) else ""
     return _spaced(vocabulary, merges, space, None), True
 
 
@@ -251,12 +280,13 @@ def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _array(metadata: Mapping[str, Any], key: str, kind: type | None, length: int = 0) -> Sequence[Any]:
+def _array(metadata: Mapping[str, Any], key: str, kind: type, length: int = 0) -> list[Any]:
     name = f"tokenizer.ggml.{key}"
     values = metadata.get(name)
-    if values is None or isinstance(values, (str, bytes)) or not hasattr(values, "__len__"):
+    if not isinstance(values, list):
         raise FormatError(f"gguf: {name}: got {type(values).__name__}, expected an array", "gguf-tokenizer")
-    if len(values) < length or (kind is not None and not all(isinstance(v, kind) for v in values)):
-        raise FormatError(f"gguf: {name}: got {len(values)} entries, expected {f'at least {length}' if length else 'text'}",
-                          "gguf-tokenizer")
+    if len(values) < length:
+        raise FormatError(f"gguf: {name}: got {len(values)} entries, expected at least {length}", "gguf-tokenizer")
+    if (wrong := next((i for i, v in enumerate(values) if type(v) is not kind), None)) is not None:
+        raise FormatError(f"gguf: {name}: entry {wrong}: got {values[wrong]!r:.60}, expected {_KINDS[kind]}", "gguf-tokenizer")
     return values

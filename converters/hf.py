@@ -1,9 +1,12 @@
 """HFSource: a folder as Hugging Face publishes it: config.json, safetensors (sharded or not), tokenizer, templates, texts.
 
-Reads only plain files directly in the folder (and additional_chat_templates/), each below a limit; symlinks are followed, as
-hub caches consist of them. Refuses folders whose weights are quantised in a way that needs more than one tensor per matrix.
+Reads only plain files directly in the folder (and additional_chat_templates/), each below a limit. Texts, which are packed as
+they are, may be symlinks to files of the folder and of hub caches only, or a README.md could carry any file of this machine away;
+weights may be links to anywhere. A link to nothing, as cut off downloads leave, is never taken for an absent file.
+Refuses folders whose weights are quantised in a way that needs more than one tensor per matrix.
 """
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from moegg import registry
 from moegg.converters.source import SourceTensor, clean_name, source_quant
 from moegg.errors import FormatError, NotFound, UnsupportedModel
 from moegg.formats.rawfile import RawFile
-from moegg.formats.safetensors import SafetensorsSet
+from moegg.formats.safetensors import INDEX, SafetensorsSet
 from moegg.units import fmt_bytes
 
 TEXT_LIMIT = 1 << 20                # licence, model card, one template
@@ -27,10 +30,12 @@ class HFSource:
     kind = "safetensors"
 
     def __init__(self, folder: Path):
-        self.path, self.warnings = folder, []
+        self.path, self.warnings, self.paths = folder, [], []
         text = self._bytes("config.json", JSON_LIMIT)
         if text is None:
-            raise NotFound(f"{folder}: no config.json; expected a Hugging Face model folder or a GGUF file", "source-config")
+            ggufs = sorted(p.name for p in folder.glob("*.gguf"))
+            found = f"; it holds GGUF files, convert one of them: {', '.join(ggufs[:5])}" if ggufs else ""
+            raise NotFound(f"{folder}: no config.json; expected a Hugging Face model folder or a GGUF file{found}", "source-config")
         self.config = _object(text, folder / "config.json")
         _refuse_quantised(self.config, folder)
         self.module = _find_module(self.config)
@@ -38,6 +43,7 @@ class HFSource:
         self.name = clean_name(self.stem)
         self._set = _open_weights(folder)
         self.files = self._set.files
+        self.paths += [folder / INDEX, *(folder / name for name in self.files)]
         self.tensors = {n: SourceTensor(n, t.shape, t.dtype, source_quant(t.dtype)) for n, t in self._set.tensors.items()}
         if self._set.unlisted:
             names = ", ".join(map(repr, self._set.unlisted[:5]))
@@ -60,17 +66,22 @@ class HFSource:
         self._set.close()
 
     def _bytes(self, name: str, limit: int, skip: bool = False) -> bytes | None:
-        """A small file of the folder, or None if there is none. Above the limit: an error, or with `skip` a warning and None."""
+        """A small file of the folder, or None if there is none. Above the limit, or a link to nothing or to a file that is not
+        the model's: an error, or with `skip` a warning and None.
+        """
         path = self.path / name
-        if not path.exists():
+        if not os.path.lexists(path):
             return None
-        raw = RawFile(path)
-        try:
-            if raw.size <= limit:
-                return raw.read(0, raw.size).tobytes()
-        finally:
-            raw.close()
-        what = f"{path}: file is {fmt_bytes(raw.size)}, expected at most {fmt_bytes(limit)}"
+        self.paths.append(path)
+        what = _bad_link(path, self.path)
+        if not what:
+            raw = RawFile(path)
+            try:
+                if raw.size <= limit:
+                    return raw.read(0, raw.size).tobytes()
+            finally:
+                raw.close()
+            what = f"{path}: file is {fmt_bytes(raw.size)}, expected at most {fmt_bytes(limit)}"
         if not skip:
             raise FormatError(what, "source-file")
         self.warnings.append(f"{what}; left out")
@@ -98,13 +109,13 @@ class HFSource:
 
     def _templates(self, inline: Any) -> dict[str, str]:
         """{"default": template, variant: template}: files before tokenizer_config.json, as transformers reads them."""
-        out = inline_templates(inline)
-        from_json = self._json("chat_template.json").get("chat_template")
-        if isinstance(from_json, str):
-            out["default"] = from_json
+        out = inline_templates(inline, f"{self.path / 'tokenizer_config.json'}")
+        out |= inline_templates(self._json("chat_template.json").get("chat_template"), f"{self.path / 'chat_template.json'}")
         names = {"default": "chat_template.jinja"}
         more = self.path / "additional_chat_templates"
-        if more.is_dir():
+        if os.path.lexists(more):
+            if what := _bad_link(more, self.path):
+                raise FormatError(what, "source-file")
             names |= {p.stem: f"{more.name}/{p.name}" for p in sorted(more.glob("*.jinja"))}
         for variant, name in names.items():
             if (data := self._bytes(name, TEXT_LIMIT)) is not None:
@@ -116,18 +127,31 @@ class HFSource:
             self.sections["generation_config"] = ("application/json", dump(config))
 
     def _licence(self) -> bytes:
-        names = sorted(p.name for p in self.path.iterdir() if p.is_file())
+        names = sorted(p.name for p in self.path.iterdir() if not p.is_dir())
         texts = [(n, self._bytes(n, TEXT_LIMIT, skip=True)) for n in names if re.match(r"licen[sc]e|notice|copying", n, re.I)]
         texts = [(n, t) for n, t in texts if t]
         return texts[0][1] if len(texts) == 1 else b"".join(f"== {n} ==\n".encode() + t.rstrip() + b"\n\n" for n, t in texts)
 
 
-def inline_templates(value: Any) -> dict[str, str]:
-    """tokenizer_config.json's chat_template, a string or [{"name", "template"}], as {"default": template, variant: template}."""
-    if isinstance(value, str):
-        return {"default": value}
-    named = [t for t in value if isinstance(t, dict)] if isinstance(value, list) else []
-    return {t["name"]: t["template"] for t in named if isinstance(t.get("name"), str) and isinstance(t.get("template"), str)}
+def _bad_link(path: Path, folder: Path) -> str | None:
+    """What is wrong with a symlink of the folder: it leads to nothing, or out of the folder and not into a hub cache's blobs."""
+    target = Path(os.path.realpath(path))
+    if not target.exists():
+        return f"{path}: is a link to '{target}', which does not exist; fetch the model again, the download was cut off"
+    blobs = target.parent
+    if target.is_relative_to(os.path.realpath(folder)) or (blobs.name == "blobs" and blobs.parent.name.startswith("models--")):
+        return None
+    return f"{path}: is a link to '{target}', expected a file of this folder or of a hub cache; copy it if it is to be packed"
+
+
+def inline_templates(value: Any, where: str) -> dict[str, str]:
+    """A key chat_template, a string, null or [{"name", "template"}], as {"default": template, variant: template}."""
+    named = [{"name": "default", "template": value}] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(named, list) or not all(isinstance(t, dict) and isinstance(t.get("name"), str)
+                                              and isinstance(t.get("template"), str) for t in named):
+        raise FormatError(f"{where}: 'chat_template': got {value!r:.60}, expected a string, or objects of name and template",
+                          "source-file")
+    return {t["name"]: t["template"] for t in named}
 
 
 def dump(value: Any) -> bytes:
@@ -164,7 +188,8 @@ def _find_module(config: dict[str, Any]):
 
 def _refuse_quantised(config: dict[str, Any], folder: Path) -> None:
     for key in ("quantization_config", "quantization"):
-        q = config.get(key) or (config.get("text_config") or {}).get(key)
+        text = config.get("text_config")
+        q = config.get(key) or (text.get(key) if isinstance(text, dict) else None)
         if q:
             method = q.get("quant_method") or q.get("mode") or q.get("bits") if isinstance(q, dict) else q
             raise UnsupportedModel(f"{folder}: config.json: {key!r} says {method!r:.60}; expected weights in bf16, f16 or f32: "

@@ -15,6 +15,8 @@ from moegg.converters.policy import Recipe
 from moegg.converters.source import Source, View, find_view, source_name
 from moegg.errors import FormatError, InternalError, UnsupportedModel
 from moegg.quants import INTERLEAVED, QUANTS, ROW_MAJOR
+from moegg.sampler import SamplingParams
+from moegg.tokenizer import Tokenizer, eos_ids_of
 from moegg.units import fmt_bytes, fmt_count
 
 MISSING_LIMIT = 10_000      # where the search stops: a hostile config may ask for 2**28 tensors
@@ -136,8 +138,9 @@ def make_plan(source: Source, recipe: Recipe) -> ConvertPlan:
                for e in model.experts()]
     found.check()
     warnings = source.warnings + _compare_vocabularies(source, model.vocab)
+    _load_texts(source, model.vocab)
     if unused := reader.unused():
-        warnings.append(f"{where}: keys that {model.arch} does not read: {', '.join(unused)}")
+        warnings.append(f"{where}: keys that {model.arch} does not read: {', '.join(map(_plain, unused))}")
     top_k = {layer.ffn.experts.layer: layer.ffn.top_k for layer in model.layers if isinstance(layer.ffn, Moe)}
     return ConvertPlan(source, model, recipe, config, tuple(_plan_tensor(t, v, recipe) for t, v in tensors),
                        tuple(_plan_experts(e, parts, top_k[e.layer], recipe) for e, parts in experts),
@@ -167,7 +170,23 @@ def _compare_vocabularies(source: Source, vocab: int) -> list[str]:
                           f"{beyond[-1]}, expected less than {vocab}; tokenizer and weights are of different models",
                           "tokenizer-vocab")
     return [f"{source.name}: added tokens beyond the model's vocabulary of {vocab}, which text must not hold: "
-            f"{_some([repr(added[i]) for i in beyond])}"]
+            f"{some([repr(added[i]) for i in beyond])}"]
+
+
+def _load_texts(source: Source, vocab: int) -> None:
+    """Loads tokenizer and sampling defaults as `moegg run` will: what cannot run is not converted. Raises as their classes do."""
+    def section(name: str) -> dict[str, Any]:
+        return json.loads(source.sections[name][1]) if name in source.sections else {}
+    generation = section("generation_config")
+    SamplingParams.from_generation_config(generation)
+    if "tokenizer" in source.sections:
+        media, data = source.sections["tokenizer"]
+        Tokenizer.from_sections(data, media, section("tokenizer_config"), vocab, eos_ids_of(source.config, generation))
+
+
+def _plain(key: str) -> str:
+    """A key as it is, or quoted with escapes if it would not print in one line."""
+    return key if key.isprintable() else repr(key)
 
 
 def _files(n: int) -> str:
@@ -237,13 +256,13 @@ class _Finder:
                 raise FormatError(f"{name}: tensor {tensor!r}: shape is {shape}, expected {taken} where it has {there}, from the "
                                   "config", "arch-shape")
         if unknown := [n for n in self.source.tensors if n not in self.used and not self._ignorable(n)]:
-            names = _some([repr(n) for n in unknown])
+            names = some([repr(n) for n in unknown])
             raise FormatError(f"{name}: {_tensors(len(unknown))} with no place in {self.arch}: {names}; the config does not "
                               "match the weights, or the model has parts that moegg does not run", "convert-unknown")
 
     def _refuse_missing(self) -> None:
         missing = list(dict.fromkeys(self.missing))
-        raise FormatError(f"{self.source.name}: {_tensors(len(missing))} of {self.arch} missing: {_some(missing)}; the source is "
+        raise FormatError(f"{self.source.name}: {_tensors(len(missing))} of {self.arch} missing: {some(missing)}; the source is "
                           "incomplete or of another architecture", "convert-missing")
 
     def ignored(self) -> dict[str, int]:
@@ -258,7 +277,7 @@ def _tensors(n: int) -> str:
     return f"{n} tensor{'s' if n != 1 else ''}"
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 

@@ -1,11 +1,12 @@
 """convert(): streams a source through a plan into a container. Memory is a few row blocks and a few expert records.
 
-Order of work: plan, disk check, tensors in execution order, expert records layer by layer (made by several threads, written in
+Order of work: target check, plan, disk check, tensors in execution order, expert records layer by layer (made by several threads, written in
 order by one). Every value is checked: NaN and infinity in a source are errors that name the element, as is a value that the
-wanted quant cannot hold.
+wanted quant cannot hold; rows too small for it, which become zero, are told of. No file that the source consists of is replaced.
 """
 import os
-from collections import deque
+import re
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -17,14 +18,16 @@ import numpy as np
 from moegg import __version__, kernels
 from moegg.converters.gguf import GGUFSource
 from moegg.converters.hf import HFSource, dump
-from moegg.converters.plan import ConvertPlan, PlannedExperts, make_plan
+from moegg.converters.plan import ConvertPlan, PlannedExperts, make_plan, some
 from moegg.converters.policy import find_recipe
 from moegg.converters.source import Source, View
-from moegg.errors import FormatError, NotFound, UsageError
+from moegg.errors import FormatError, MoeggError, NotFound, UsageError
+from moegg.formats.layout import MAGIC
 from moegg.formats.rawfile import RawFile
-from moegg.formats.writer import ContainerWriter, ExpertSpec, PartSpec, TensorSpec, planned_bytes
+from moegg.formats.writer import ContainerWriter, ExpertSpec, PartSpec, TensorSpec, check_room, check_target, planned_bytes
 from moegg.quants import GROUP_ROWS, INTERLEAVED
 
+SMALL = 2.0 ** -12               # rows below may become zero: the smallest f16 scale, 2**-24, times the steps of a k-quant
 BLOCK_BYTES = 4 << 20           # of f32 rows that a thread works on at once
 MAX_THREADS, AHEAD_BYTES = 8, 1 << 30           # threads that make records, as long as their records take no more than this
 F16_MAX, BF16_MAX = 65519.0, 3.3961775e38       # what rounds to a finite value; block quants scale by f16
@@ -45,12 +48,19 @@ def open_source(path: str | os.PathLike) -> Source:
     if path.is_dir():
         return HFSource(path)
     if not path.exists():
-        raise NotFound(f"{path}: no such file or folder", "file-missing")
+        hint = ""
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.parent.exists():
+            hint = f"; moegg downloads nothing yet: fetch it with 'hf download {path} --local-dir {path.name}', then convert {path.name}"
+        raise NotFound(f"{path}: no such file or folder{hint}", "file-missing")
     if path.suffix == ".safetensors":
         raise UsageError(f"{path}: is one file of a model; expected the folder that holds it, with config.json", "usage")
     raw = RawFile(path)
     magic = raw.read(0, min(4, raw.size)).tobytes()
     raw.close()
+    if magic == MAGIC[:4]:
+        raise FormatError(f"{path}: is a .moegg file already; run it: moegg run {path}", "source-kind")
+    if not magic:
+        raise FormatError(f"{path}: is empty, expected a GGUF file or a Hugging Face folder", "source-kind")
     if magic != b"GGUF":
         raise FormatError(f"{path}: got a file that starts with {magic!r}, expected a GGUF file or a Hugging Face folder",
                           "source-kind")
@@ -63,15 +73,19 @@ def convert(source_path: str | os.PathLike, out_path: str | os.PathLike | None =
     """Converts a Hugging Face folder or a GGUF file to one .moegg file; with `dry_run` reads no weights and writes nothing.
 
     quant: a recipe's name, by default q4 for safetensors and keep for GGUF. out_path: by default NAME-RECIPE.moegg (keep:
-    NAME.moegg) in the current folder. on_plan(plan, file_bytes) and warn(line) are called before any weight is read;
-    progress(done, total) counts weight bytes.
+    NAME.moegg) in the current folder. on_plan(plan, file_bytes) is called before any weight is read, warn(line) then and at the
+    end; progress(done, total) counts weight bytes.
     Raises UsageError, NotFound, FormatError, UnsupportedModel, NoRoom, IOFailure; then nothing is left behind.
     """
+    if out_path is not None:
+        _check_target(Path(out_path), Path(source_path), force, dry_run, warn)
     source = open_source(source_path)
     try:
         recipe = find_recipe(quant, source.kind)
         out = Path(out_path) if out_path is not None else Path(_default_name(source, recipe.name))
-        _refuse_source(out, Path(source_path))
+        if out_path is None:
+            _check_target(out, Path(source_path), force, dry_run, warn)
+        _spare_source(out, source)
         plan = make_plan(source, recipe)
         spec = _writer_arguments(plan)
         total = planned_bytes(**spec)
@@ -79,10 +93,15 @@ def convert(source_path: str | os.PathLike, out_path: str | os.PathLike | None =
             on_plan(plan, total)
         for line in plan.warnings if warn else ():
             warn(line)
-        if not dry_run:
+        if dry_run:
+            _tell(check_room, out, total, warn=warn)
+        else:
             with ContainerWriter(out, force=force, **spec) as writer:
-                _fill(writer, plan, progress or (lambda done, total: None))
+                lost = _fill(writer, plan, progress or (lambda done, total: None))
                 writer.finish()
+            if lost and warn:
+                warn(f"{source.name}: {sum(lost.values())} rows are too small for their quant and were written as zeros, in "
+                     f"{some([repr(name) for name in lost])}; --quant bf16 keeps them")
         return ConvertResult(out, total, plan)
     finally:
         source.close()
@@ -92,9 +111,31 @@ def _default_name(source: Source, recipe: str) -> str:
     return f"{source.stem}.moegg" if recipe == "keep" else f"{source.stem}-{recipe}.moegg"
 
 
-def _refuse_source(out: Path, source: Path) -> None:
-    if out.exists() and out.samefile(source):
+def _check_target(out: Path, source: Path, force: bool, dry_run: bool, warn: Callable[[str], None] | None) -> None:
+    """Before any work; a dry run only tells what a conversion would refuse."""
+    if out.exists() and source.exists() and out.samefile(source):
         raise UsageError(f"{out}: is the source itself; choose another name with -o", "convert-self")
+    if dry_run:
+        _tell(check_target, out, force, warn=warn)
+    else:
+        check_target(out, force)
+
+
+def _spare_source(out: Path, source: Source) -> None:
+    """Raises UsageError if `out`, or the name it has until it is complete, is a file that the source consists of."""
+    for name in (out, out.with_name(f"{out.name}.partial")):
+        if name.exists() and any(p.exists() and name.samefile(p) for p in source.paths):
+            raise UsageError(f"{name}: is a file of the source; choose another name with -o", "convert-self")
+
+
+def _tell(check: Callable[..., None], *args: object, warn: Callable[[str], None] | None) -> None:
+    try:
+        check(*args)
+    except MoeggError as e:
+        if warn:
+            warn(e.message)
+    except OSError:
+        return          # the folder is missing, which the check of the target has told
 
 
 def _writer_arguments(plan: ConvertPlan) -> dict:
@@ -115,8 +156,10 @@ def _writer_arguments(plan: ConvertPlan) -> dict:
     }
 
 
-def _fill(writer: ContainerWriter, plan: ConvertPlan, progress: Callable[[int, int], None]) -> None:
+def _fill(writer: ContainerWriter, plan: ConvertPlan, progress: Callable[[int, int], None]) -> Counter[str]:
+    """Writes all weights. Returns source tensor -> how many of its rows became zero without being so."""
     done, total = 0, plan.weight_bytes
+    lost: list[tuple[str, int]] = []
 
     def counted(data: np.ndarray) -> np.ndarray:
         nonlocal done
@@ -126,16 +169,21 @@ def _fill(writer: ContainerWriter, plan: ConvertPlan, progress: Callable[[int, i
 
     progress(done, total)
     for t in plan.tensors:
-        writer.put_tensor(t.tensor.name, map(counted, _encoded(t.view, t.quant, t.layout)))
-    with closing(_records(plan.experts)) as records:        # on an error no thread may read on from a closed source
+        writer.put_tensor(t.tensor.name, map(counted, _encoded(t.view, t.quant, t.layout, lost)))
+    with closing(_records(plan.experts, lost)) as records:  # on an error no thread may read on from a closed source
         for layer, e, parts in records:
             writer.put_record(layer.layer, e, [counted(data) for data in parts])
+    rows: Counter[str] = Counter()
+    for name, n in sorted(lost):        # in an order that threads do not change
+        rows[name] += n
+    return rows
 
 
-def _records(layers: Sequence[PlannedExperts]) -> Generator[tuple[PlannedExperts, int, list[np.ndarray]], None, None]:
+def _records(layers: Sequence[PlannedExperts],
+             lost: list[tuple[str, int]]) -> Generator[tuple[PlannedExperts, int, list[np.ndarray]], None, None]:
     """(layer, expert, parts in file layout) in order; made by threads that are at most a few records ahead."""
     def make(layer: PlannedExperts, e: int) -> list[np.ndarray]:
-        return [np.concatenate(list(_encoded(p.views[e], p.quant, p.layout))) for p in layer.parts]
+        return [np.concatenate(list(_encoded(p.views[e], p.quant, p.layout, lost))) for p in layer.parts]
 
     record = max((sum(p.nbytes for p in layer.parts) for layer in layers), default=1)
     workers = max(1, min(MAX_THREADS, _cores(), AHEAD_BYTES // record))
@@ -158,8 +206,8 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _encoded(view: View, quant: str, layout: str) -> Iterator[np.ndarray]:
-    """The bytes of one matrix as they lie in the file, uint8 [n], in pieces of whole row groups."""
+def _encoded(view: View, quant: str, layout: str, lost: list[tuple[str, int]]) -> Iterator[np.ndarray]:
+    """The bytes of one matrix as they lie in the file, uint8 [n], in pieces of whole row groups. Adds to `lost`."""
     cols = view.shape[-1]
     for start, stop in _row_blocks(view.n_rows, cols, view.whole):
         if view.exact and view.tensor.quant == quant:
@@ -169,6 +217,8 @@ def _encoded(view: View, quant: str, layout: str) -> Iterator[np.ndarray]:
             x = view.floats(start, stop)
             _check(view, start, x, quant)
             rows = x.view(np.uint8) if quant == "f32" else kernels.quantize(quant, x, search=True)
+            if n := _vanished(x, rows, quant):
+                lost.append((view.tensor.name, n))
         yield kernels.interleave(quant, rows, cols) if layout == INTERLEAVED else rows.reshape(-1)
 
 
@@ -176,6 +226,15 @@ def _row_blocks(rows: int, cols: int, whole: bool) -> Iterator[tuple[int, int]]:
     step = rows if whole else max(1, BLOCK_BYTES // (4 * cols * GROUP_ROWS)) * GROUP_ROWS
     for start in range(0, rows, step):
         yield start, min(start + step, rows)
+
+
+def _vanished(x: np.ndarray, rows: np.ndarray, quant: str) -> int:
+    """How many rows of x [n, cols] hold a value that is not zero, but nothing but zeros as `rows` of `quant`."""
+    peak = np.maximum(x.max(axis=1), -x.min(axis=1))
+    small = np.flatnonzero((peak > 0) & (peak < SMALL))
+    if not len(small):
+        return 0
+    return int((kernels.dequantize(quant, rows[small], x.shape[1]) == 0).all(axis=1).sum())
 
 
 def _check(view: View, first: int, x: np.ndarray, quant: str = "f32") -> None:

@@ -4,6 +4,7 @@ A View knows its shape and quant before anything is read, and reads by rows: as 
 (slices of experts and of rows), as floats always. Rows are those of the matrix [out, in] that is written; a vector is one row.
 """
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -29,6 +30,7 @@ class Source(Protocol):
     kind: str                                       # "safetensors" or "gguf"; chooses Tensor.hf or Tensor.gguf
     name: str                                       # of the model, as shown and stored
     stem: str                                       # of the default output file
+    paths: list[Path]                               # every file it reads or has read; some may not exist
     files: dict[str, int]                           # base name -> bytes of the files that hold weights
     config: dict[str, Any]                          # in the spelling of a Hugging Face config.json
     module: ModuleType                              # the architecture module

@@ -125,7 +125,7 @@ def strict_json(data: bytes, where: str, slug: str) -> Any:
 def _read_index(folder: Path) -> dict[str, str] | None:
     """tensor name -> shard file name, or None if the folder has no index."""
     path = folder / INDEX
-    if not path.exists():
+    if not os.path.lexists(path):       # a link to nothing is a download that was cut off, not a folder without an index
         return None
     raw = RawFile(path)
     if raw.size > HEADER_LIMIT:

@@ -2,7 +2,7 @@
 
 Data goes to `<name>.partial`, each byte once; the header is written last, after an fsync, then the file is renamed. A crash at
 any point leaves no half file that opens. Same input, same bytes: no times, no paths. Holds one record at most. Refuses to
-write over a file unless told to, and to start without the disk space. All sizes in bytes.
+write over a file unless told to, over a device or a pipe ever, and to start without the disk space. All sizes in bytes.
 """
 import errno
 import fcntl
@@ -25,6 +25,37 @@ _PWRITE_BYTES = 1 << 30         # macOS refuses single writes of 2 GiB
 Buffer = bytes | bytearray | memoryview | np.ndarray
 
 
+def refuse_existing(path: Path, force: bool) -> None:
+    """Raises UsageError if `path` exists, with `force` only if it is no regular file: a rename would replace devices and pipes too."""
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder, expected the name of a file", "target-exists")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path}: is a device or a pipe, expected the name of a file", "target-exists")
+    if not force and os.path.lexists(path):
+        raise UsageError(f"{path}: exists already; use --force to replace it", "target-exists")
+
+
+def check_target(path: Path, force: bool) -> None:
+    """Raises what writing to `path` would raise for its name alone, before any work: UsageError, NotFound, IOFailure."""
+    refuse_existing(path, force)
+    if not path.parent.is_dir():
+        raise NotFound(f"{path.parent}: no such folder", "file-missing")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise IOFailure(f"{path}: cannot be written: {os.strerror(errno.EACCES)}", "io-write")
+
+
+def check_room(path: Path, nbytes: int) -> None:
+    """Raises NoRoom if a file of so many bytes does not fit into the folder of `path`."""
+    free = shutil.disk_usage(path.parent).free
+    if free < nbytes:
+        raise _no_room(path, nbytes, free)
+
+
+def _no_room(path: Path, nbytes: int, free: int) -> NoRoom:
+    return NoRoom(f"{path}: not enough disk space: {fmt_bytes(nbytes)} needed, {fmt_bytes(free)} free in "
+                  f"'{path.parent}'; free some or choose another folder", "disk-full")
+
+
 class ContainerWriter:
     """Writes one container; a context manager. Leaving the block without finish() removes the partial file.
 
@@ -36,7 +67,7 @@ class ContainerWriter:
                  tensors: Iterable[TensorSpec], experts: Iterable[ExpertSpec], sections: Sections, force: bool = False):
         self.path, self.force = Path(path), force
         self.partial = self.path.with_name(self.path.name + ".partial")
-        self._refuse_existing()
+        refuse_existing(self.path, force)
         self._plan = Plan(str(path), arch, name, config, meta, tensors, experts, sections)
         self.total_bytes = self._plan.total_bytes
         self._unit = {t: i for i, t in enumerate(self._plan.tensors)}
@@ -47,12 +78,6 @@ class ContainerWriter:
         self._checksums = np.zeros((at, L.CHECKSUM_BYTES), np.uint8)
         self._written = bytearray(at)
         self._fd = -1
-
-    def _refuse_existing(self) -> None:
-        if self.path.is_dir():
-            raise UsageError(f"{self.path}: is a folder, expected the name of a file", "target-exists")
-        if not self.force and os.path.lexists(self.path):
-            raise UsageError(f"{self.path}: exists already; use --force to replace it", "target-exists")
 
     def __enter__(self) -> Self:
         try:
@@ -144,9 +169,7 @@ class ContainerWriter:
     def _create(self) -> None:
         try:
             self._remove_stale()
-            free = shutil.disk_usage(self.path.parent).free
-            if free < self.total_bytes:
-                raise self._no_room(free)
+            check_room(self.path, self.total_bytes)
             self._fd = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             self._lock(self._fd)
             os.ftruncate(self._fd, self.total_bytes)        # padding is never written: it reads as zero
@@ -195,7 +218,7 @@ class ContainerWriter:
                 os.link(self.partial, self.path)
                 linked = True
             except OSError:
-                self._refuse_existing()     # else a file system without hard links
+                refuse_existing(self.path, self.force)      # else a file system without hard links
         if linked:
             os.unlink(self.partial)
         else:
@@ -209,17 +232,13 @@ class ContainerWriter:
         finally:
             os.close(folder)
 
-    def _no_room(self, free: int) -> NoRoom:
-        return NoRoom(f"{self.path}: not enough disk space: {fmt_bytes(self.total_bytes)} needed, {fmt_bytes(free)} free in "
-                      f"'{self.path.parent}'; free some or choose another folder", "disk-full")
-
     def _fail(self, e: OSError, offset: int | None = None) -> NoReturn:
         """Remove the partial file and raise the error of moegg that `e` is."""
         self._abort()
         if isinstance(e, MoeggError):
             raise e
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise self._no_room(shutil.disk_usage(self.path.parent).free) from e
+            raise _no_room(self.path, self.total_bytes, shutil.disk_usage(self.path.parent).free) from e
         what = "cannot be written" if offset is None else f"write at byte {offset} failed"
         raise IOFailure(f"{self.path}: {what}: {e.strerror}", "io-write") from e
 

@@ -8,7 +8,6 @@ A new architecture of known kinds is one module; a new kind of block is a kernel
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -259,14 +258,21 @@ def _walk(node: Any) -> Iterator[Tensor]:
 # --- reading a config ---------------------------------------------------------------------------------------------------
 
 _MISSING = object()
-_MAX = sys.float_info.max       # a JSON integer may be larger than any float
+I32_MAX = (1 << 31) - 1
+F32_MIN, F32_MAX = 2.0 ** -126, (2 - 2.0 ** -23) * 2.0 ** 127      # normal numbers: what kernels compute with
+
+
+def fits_f32(x: Any) -> bool:
+    """True for 0 and numbers that are finite and normal in f32. A JSON integer may be larger than any float."""
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and (x == 0 or F32_MIN <= abs(x) <= F32_MAX)
 
 
 class ConfigReader:
     """Typed reads of a config.json-like mapping that remember which keys were read.
 
     Every read takes alternative key names, the first that is present counts; null counts as absent, except for given().
-    `used()` is the canonical config that goes into the file's first 64 KiB: reading it again gives the same Model.
+    Numbers are those that i32 and f32 hold, which is what kernels get.
+    `used()` is the canonical config that goes into the file's first 64 KiB, values as read: it describes the same Model.
     `unused()` names the keys nobody read.
     """
 
@@ -278,7 +284,7 @@ class ConfigReader:
     def _get(self, keys: tuple[str, ...], default: Any) -> tuple[str, Any]:
         found = [k for k in keys if self._data.get(k) is not None]
         for k in keys:
-            if k in self._data and (not found or k == found[0]):
+            if k in self._data and (not found or k == found[0]) and self._read.get(k, _MISSING) is _MISSING:
                 self._read[k] = self._data[k]
         self.ignore(*found[1:])
         if found:
@@ -294,17 +300,22 @@ class ConfigReader:
             return v
         if not ok(v):
             raise FormatError(f"{self._where}: {self._path + k!r}: got {v!r:.80}, expected {kind}", "config-type")
-        return cast(v)
+        self._read[k] = cast(v)
+        return self._read[k]
 
-    def int(self, *keys: str, default: Any = _MISSING, low: int = 0, high: int = 1 << 31) -> int:
+    def int(self, *keys: str, default: Any = _MISSING, low: int = 0, high: int = I32_MAX) -> int:
         def ok(v):
             return isinstance(v, (int, float)) and not isinstance(v, bool) and low <= v <= high and v == int(v)
         return self._typed(keys, default, f"a whole number from {low} to {high}", ok, int)
 
-    def float(self, *keys: str, default: Any = _MISSING, low: float = -_MAX) -> float:
+    def float(self, *keys: str, default: Any = _MISSING, low: float = -F32_MAX) -> float:
+        kind = "a finite number" + (f" of at least {low}" if low > -F32_MAX else "") + ", within f32"
+        return self._typed(keys, default, kind, lambda v: fits_f32(v) and v >= low, float)
+
+    def floats(self, *keys: str, default: Any = _MISSING) -> list[float]:
         def ok(v):
-            return isinstance(v, (int, float)) and not isinstance(v, bool) and low <= v <= _MAX
-        return self._typed(keys, default, "a finite number" + (f" of at least {low}" if low > -_MAX else ""), ok, float)
+            return isinstance(v, list) and all(map(fits_f32, v))
+        return self._typed(keys, default, "a list of finite numbers, within f32", ok, lambda v: [*map(float, v)])
 
     def bool(self, *keys: str, default: Any = _MISSING) -> bool:
         return self._typed(keys, default, "true or false", lambda v: isinstance(v, bool), bool)
@@ -314,7 +325,7 @@ class ConfigReader:
 
     def list(self, *keys: str, of: tuple[type, ...] = (), default: Any = _MISSING) -> list:
         def ok(v):
-            return isinstance(v, list) and (not of or all(type(x) in of for x in v))
+            return isinstance(v, list) and all((not of or type(x) in of) and (type(x) is not int or abs(x) <= I32_MAX) for x in v)
         return self._typed(keys, default, f"a list of {' or '.join(t.__name__ for t in of) or 'values'}", ok, list)
 
     def dict(self, *keys: str, default: Any = _MISSING) -> dict:
@@ -410,12 +421,13 @@ def rope_of(params: ConfigReader, dim: int, theta: float, ctx_train: int, interl
         s |= {k: params.float(k, default=0.0) for k in ("mscale", "mscale_all_dim")}
         s["truncate"] = params.bool("truncate", default=True)
     for key in {"longrope": ("short_factor", "long_factor"), "factors": ("factors",)}.get(kind, ()):
-        s[key] = tuple(params.list(key, of=(int, float)))
+        s[key] = tuple(params.floats(key))
     rope = Rope(dim, theta, tuple(sorted(s.items())) if kind != "default" else (), interleaved, ctx_train)
     try:
-        sound = all(0 < f < math.inf for _, inv, attention in rope.regimes() for f in (*inv, attention))
+        # an angle, frequency times position, is an f32 too
+        sound = all(f > 0 and fits_f32(f) and f * I32_MAX <= F32_MAX for _, inv, attention in rope.regimes() for f in (*inv, attention))
     except (ValueError, TypeError, ArithmeticError) as e:
         raise params.wrong("rope_type", f"its values do not give {dim // 2} frequencies: {e}") from e
     if not sound:
-        raise params.wrong("rope_type", "its values give a frequency that is not positive and finite")
+        raise params.wrong("rope_type", "its values give a frequency that is not positive and finite in f32")
     return rope

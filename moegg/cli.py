@@ -20,13 +20,14 @@ Options:
 'moegg COMMAND --help' explains a command. Exit codes are listed in README.md.
 """
 import importlib
+import io
 import os
 import sys
 import traceback
 
 from moegg import __version__, log
 from moegg.commands.options import did_you_mean, parse
-from moegg.errors import ExitStatus, InternalError, MoeggError, UsageError
+from moegg.errors import ExitStatus, InternalError, IOFailure, MoeggError, UsageError
 
 COMMANDS = ("convert", "run", "inspect", "verify", "tokenize", "forward", "bench")
 QUICK_START = """
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         line, status = explain(e)
-        print(f"moegg: {line}" if line else "", file=sys.stderr)
+        print(f"moegg: {log.readable(line)}" if line else "", file=sys.stderr)
         if isinstance(e, OSError):
             _drop_stdout()
         return int(status)
@@ -85,6 +86,8 @@ def _dispatch(argv: list[str]) -> ExitStatus:
         print(_version(args["--verbose"]))
     elif args["COMMAND"] is None:
         print(__doc__.split("\n\n")[1] + "\n" + QUICK_START.rstrip() + "\n\n'moegg --help' lists all commands.")
+    elif args["COMMAND"] == "help":
+        return _dispatch([*args["ARGUMENTS"][:1], "--help"])
     elif args["COMMAND"] not in COMMANDS:
         raise UsageError(f"unknown command {args['COMMAND']!r:.40}{did_you_mean(args['COMMAND'], list(COMMANDS))} (moegg --help)", "usage")
     else:
@@ -112,13 +115,24 @@ def _version(verbose: bool) -> str:
 
 
 def _prepare_streams() -> None:
-    """UTF-8 whatever the locale says; a closed stream swallows its output."""
+    """UTF-8 whatever the locale says. A closed stderr swallows what it is told, a closed stdout is an error once it is used."""
     for name, errors in (("stdout", "surrogateescape"), ("stderr", "backslashreplace")):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+            null = open(os.devnull, "w", encoding="utf-8")          # holds the number, which the next open file would get
+            setattr(sys, name, null if name == "stderr" else _ClosedStdout(null))
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors=errors)
+
+
+class _ClosedStdout(io.TextIOBase):
+    """Stands where there is no standard output: whatever is written there would be lost."""
+
+    def __init__(self, held: io.TextIOBase):
+        self._held = held
+
+    def write(self, text: str) -> int:
+        raise IOFailure("standard output: is closed, expected somewhere to write the result to", "io-write")
 
 
 def _drop_stdout() -> None:

@@ -3,7 +3,16 @@
 Grammar: `<object>: <what is wrong>: got <x>, expected <y>[; <what to do>] [slug]`: one line, lower case, no trailing
 period, names quoted, numbers with units. Slugs are permanent. Each class also is the builtin that a Python caller expects.
 """
+import re
 from enum import IntEnum
+
+# what a terminal obeys, breaks lines at, or lets turn the direction of the text around
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""`text` with control characters as '\x1b', '\n', '\u202e': for what a file or a template says and people get to see."""
+    return _CONTROLS.sub(lambda m: m[0].encode("unicode_escape").decode(), text)
 
 
 class ExitStatus(IntEnum):
@@ -20,10 +29,11 @@ class ExitStatus(IntEnum):
 
 
 class MoeggError(Exception):
-    """Base of all errors that are shown to a user as one line. `slug` is permanent and greppable."""
+    """Base of all errors that are shown to a user as one line, free of control characters. `slug` is permanent and greppable."""
     exit_status = ExitStatus.FAILURE
 
     def __init__(self, message: str, slug: str):
+        message = printable(" ".join(message.splitlines()))
         super().__init__(f"{message} [{slug}]")
         self.message, self.slug = message, slug
 

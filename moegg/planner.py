@@ -13,7 +13,7 @@ DEFAULT_CTX = 8192
 DEFAULT_UBATCH = 512
 MAX_OUT = 64                  # rows of logits in one pass: sessions of a step, or positions of Engine.forward
 CHUNK = 512                   # key positions per partial attention result (MG_CHUNK)
-QROWS = 8                     # query rows per attention item (MG_QROWS)
+QROWS, ITEMS = 8, 16          # query rows per attention item, items per walk over the keys (MG_QROWS, MG_ATTN_ITEMS)
 
 
 def kv_positions(attn: Gqa, ctx: int, ubatch: int) -> int:
@@ -78,7 +78,7 @@ def scratch_bytes(model: Model, ctx: int, ubatch: int, n_threads: int) -> int:
         pairs = ubatch * max(m.top_k for m in moe)
         n += pairs * (4 * (2 * width + model.d) + _act(width) + 256) + ubatch * (4 * experts + 64) + 512 * experts
     part = 4 * (32 + max(a.head_dim for a in attn) + 16)
-    n += n_threads * QROWS * (4 * TILE + 2 * part) + 4 * n_threads * QROWS * (ctx // CHUNK + 1) * part
+    n += n_threads * QROWS * (4 * TILE + (1 + ITEMS) * part) + 4 * n_threads * QROWS * (ctx // CHUNK + 1) * part
     return n + MAX_OUT * 4 * (model.vocab + 16) + len(model.layers) * 8192 + (1 << 16)
 
 

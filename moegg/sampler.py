@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moegg.errors import BadRequest
+from moegg.arch import ConfigReader
+from moegg.errors import BadRequest, FormatError
 from moegg.kernels.ops import kth_largest
 
 
@@ -46,26 +47,34 @@ class SamplingParams:
         for name, low, high in (("temperature", 0, 100), ("top_k", 0, 2**31), ("top_p", 0, 1), ("min_p", 0, 1),
                                 ("repeat_penalty", 0.01, 100), ("presence_penalty", -100, 100), ("frequency_penalty", -100, 100)):
             value = getattr(self, name)
-            if not (isinstance(value, (int, float)) and low <= value <= high):
+            kind = int if name == "top_k" else (int, float)
+            if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
                 raise BadRequest(f"{name}: out of range: got {value!r}, expected {low} to {high}", "sampling-range")
         if self.seed is not None and not isinstance(self.seed, int):
             raise BadRequest(f"seed: got {self.seed!r}, expected a whole number", "sampling-range")
-        if any(math.isnan(bias) or bias == math.inf for bias in self.logit_bias.values()):
-            raise BadRequest("logit_bias: got NaN or infinity, expected numbers or -inf", "sampling-range")
+        if not all(bias == -math.inf or abs(bias) <= 1e30 for bias in self.logit_bias.values()):
+            raise BadRequest("logit_bias: out of range: expected -1e30 to 1e30, or -inf", "sampling-range")
 
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any] | None, **chosen: Any) -> SamplingParams:
         """The model's defaults (generation_config.json), overruled by every `chosen` value that is not None.
 
         A config that says nothing about sampling gives temperature 0.8, top_k 40, top_p 0.95, min_p 0.05;
-        `do_sample: false` gives temperature 0, unless a temperature was chosen.
+        `do_sample: false` gives temperature 0, unless a temperature was chosen. Raises FormatError if the config is at fault.
         """
-        names = {"repetition_penalty": "repeat_penalty"} | {name: name for name in ("temperature", "top_k", "top_p", "min_p")}
-        given = {names[key]: value for key, value in (config or {}).items() if key in names and value is not None}
-        if (config or {}).get("do_sample") is False:
+        reader = ConfigReader(config or {}, where="generation_config")
+        found = {"repeat_penalty": reader.float("repetition_penalty", default=None), "top_k": reader.int("top_k", default=None),
+                 **{name: reader.float(name, default=None) for name in ("temperature", "top_p", "min_p")}}
+        given = {name: value for name, value in found.items() if value is not None}
+        do_sample = reader.bool("do_sample", default=None)
+        if do_sample is False:
             given["temperature"] = 0.0
-        elif not given and not (config or {}).get("do_sample"):
+        elif not given and not do_sample:
             given = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+        try:
+            cls(**given)
+        except BadRequest as e:
+            raise FormatError(f"generation_config: {e.message}", "config-value") from None
         return cls(**{**given, **{key: value for key, value in chosen.items() if value is not None}})
 
 
@@ -119,6 +128,7 @@ def _check(logits: np.ndarray) -> None:
         raise BadRequest("logits: no token is possible: got -inf for all, expected at least one finite value", "sampler-empty")
 
 
+@np.errstate(over="ignore")     # _check sees what became infinite
 def _penalised(logits: np.ndarray, history: Sequence[int], answer_start: int, p: SamplingParams) -> np.ndarray:
     scores = logits.astype(np.float32)
     for token, bias in p.logit_bias.items():
@@ -141,7 +151,8 @@ def _candidates(scores: np.ndarray, p: SamplingParams) -> tuple[np.ndarray, np.n
     ids = np.arange(len(scores))
     if 0 < p.top_k < len(scores):                        # before any exp: a vocabulary of them would cost more than the model's head
         ids = np.flatnonzero(scores >= kth_largest(scores, p.top_k))
-    weights = np.exp((scores[ids].astype(np.float64) - float(scores.max())) / p.temperature)
+    with np.errstate(over="ignore"):                     # far below the best, over a tiny temperature: -inf, so never
+        weights = np.exp((scores[ids].astype(np.float64) - float(scores.max())) / p.temperature)
     ids, weights = ids[weights > 0], weights[weights > 0]
     if p.top_p < 1:
         at = _nucleus(weights, p.top_p)

@@ -12,15 +12,18 @@ run; here the sound characters of the run survive, which a stream needs.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import sentencepiece
 import tokenizers
 
-from moegg.errors import BadRequest, FormatError, UnsupportedModel
+from moegg.arch import ConfigReader
+from moegg.errors import BadRequest, FormatError, MoeggError, UnsupportedModel
 from moegg.stream import StreamDecoder
 
 JSON_MEDIA, SENTENCEPIECE_MEDIA = "application/json", "application/x-sentencepiece"
@@ -89,9 +92,10 @@ class Tokenizer:
     special_ids: ids not shown to users. named: {'bos_token': '<s>', ...} for templates."""
 
     def __init__(self, backend: _Fast | _SentencePiece, config: Mapping[str, Any], vocab_size: int, eos_ids: Iterable[int] = ()):
+        reader = _reader(config)
         self._backend = backend
         self.vocab_size = vocab_size
-        self.named = {key: text for key in _NAMED if (text := _content(config.get(key)))}
+        self.named = {key: text for key in _NAMED if (text := _content(reader, config, key))}
         added = backend.added
         self.special_ids = frozenset(i for i, t in added.items() if t.special)
         self.bos_id = backend.find(self.named["bos_token"]) if "bos_token" in self.named else None
@@ -103,7 +107,7 @@ class Tokenizer:
             ends.discard(special.get("<|end|>"))    # there it closes a message inside a turn, as in harmony
         self.eos_ids = frozenset(ends | set(eos_ids))
         self.turn_ids = frozenset(special[name] for name in TURN_MARKERS & special.keys()) - self.eos_ids
-        add_bos = backend.default_bos if config.get("add_bos_token") is None else config["add_bos_token"]
+        add_bos = reader.bool("add_bos_token", default=backend.default_bos)
         self.prefix_ids = backend.prefix if add_bos is None else [self.bos_id] if add_bos and self.bos_id is not None else []
         self.specials = Finder(special)
         self._strips = {t.content: t for t in added.values() if t.lstrip or t.rstrip}
@@ -117,10 +121,11 @@ class Tokenizer:
         Raises FormatError for damaged bytes, UnsupportedModel for a kind of tokenizer that moegg cannot decode.
         """
         config = tokenizer_config or {}
-        if media == SENTENCEPIECE_MEDIA:
-            return cls(_SentencePiece(tokenizer, config), config, vocab_size, eos_ids)
-        if media == JSON_MEDIA:
-            return cls(_Fast(tokenizer), config, vocab_size, eos_ids)
+        with _library("cannot be used"):
+            if media == SENTENCEPIECE_MEDIA:
+                return cls(_SentencePiece(tokenizer, config), config, vocab_size, eos_ids)
+            if media == JSON_MEDIA:
+                return cls(_Fast(tokenizer), config, vocab_size, eos_ids)
         raise UnsupportedModel(f"tokenizer: unknown media type: got {media!r}, expected {JSON_MEDIA} or {SENTENCEPIECE_MEDIA}",
                                "tokenizer-media")
 
@@ -128,9 +133,10 @@ class Tokenizer:
         """Ids of `text`. special: special tokens written in the text become their ids; otherwise they stay text.
 
         add_bos: put in front what the tokenizer's files want before raw text (its BOS, often nothing), unless it is there.
-        Raises BadRequest if an id is not in the model's vocabulary.
+        Raises BadRequest if an id is not in the model's vocabulary, FormatError if the tokenizer cannot cope with the text.
         """
-        ids = self._backend.encode(_sound(text), special, True)
+        with _library("fails on this text"):
+            ids = self._backend.encode(_sound(text), special, True)
         if add_bos and ids[:len(self.prefix_ids)] != self.prefix_ids:
             ids = self.prefix_ids + ids
         return self._in_model(ids)
@@ -168,38 +174,63 @@ class Tokenizer:
             if not 0 <= token < self.vocab_size:
                 raise BadRequest(f"token id: outside the model's vocabulary: got {token}, expected 0 to {self.vocab_size - 1}",
                                  "token-range")
-            got = self._bytes[token] = self._backend.to_bytes(token)
+            got = self._bytes[token] = self._decode(token)
         return got
+
+    def _decode(self, token: int) -> bytes:
+        with _library("has a token that is no text"):
+            return self._backend.to_bytes(token)
 
     def _segment(self, text: str, start: bool, lstrip: bool, rstrip: bool) -> list[int]:
         text = text.lstrip() if lstrip else text
         text = text.rstrip() if rstrip else text
-        return self._backend.encode(text, False, start) if text else []
+        with _library("fails on this text"):
+            return self._backend.encode(text, False, start) if text else []
 
     def _in_model(self, ids: list[int]) -> list[int]:
         if ids and max(ids) >= self.vocab_size:
             bad = next(i for i in ids if i >= self.vocab_size)
-            raise BadRequest(f"prompt: token {self._backend.to_bytes(bad).decode(errors='replace')!r} is unknown to the model: "
+            raise BadRequest(f"prompt: token {self._decode(bad).decode(errors='replace')!r} is unknown to the model: "
                              f"got id {bad}, expected less than {self.vocab_size}", "token-range")
         return ids
 
 
 def eos_ids_of(*configs: Mapping[str, Any] | None) -> set[int]:
-    """The union of `eos_token_id` (an int, a list, or null) over config.json, generation_config.json and their like."""
+    """The union of `eos_token_id` (an int, a list, or null) over config.json, generation_config.json and their like.
+
+    Raises FormatError for anything else.
+    """
     ids: set[int] = set()
     for config in configs:
         value = (config or {}).get("eos_token_id")
-        ids.update([value] if isinstance(value, int) else value or ())
+        for one in value if isinstance(value, list) else [value]:
+            token = ConfigReader({"eos_token_id": one}, where="config").int("eos_token_id", default=None)
+            ids |= {token} - {None}
     return ids
 
 
-def _content(token: Any) -> str | None:
+def _reader(config: Mapping[str, Any]) -> ConfigReader:
+    return ConfigReader(config, where="tokenizer_config")
+
+
+def _content(reader: ConfigReader, config: Mapping[str, Any], key: str) -> str | None:
     """The text of a token as tokenizer_config.json may write it: a string, an object with 'content', or null."""
-    return token.get("content") if isinstance(token, Mapping) else token
+    return (reader.child(key).str("content", default=None) if isinstance(config.get(key), Mapping)
+            else reader.str(key, default=None))
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+@contextmanager
+def _library(what: str) -> Iterator[None]:
+    """Whatever the libraries for tokenizers raise, panics of Rust code included, as FormatError: it is the file's fault."""
+    try:
+        yield
+    except (MoeggError, MemoryError):
+        raise
+    except BaseException as e:
+        if isinstance(e, Exception) or type(e).__name__ == "PanicException":        # that one is no Exception
+            first = str(e).partition("\n")[0]
+            raise FormatError(f"tokenizer: {what}: {type(e).__name__}: {first}", "tokenizer-damaged") from e
+        raise
 
 
 def _sound(text: str) -> str:
@@ -226,10 +257,8 @@ class _Fast:
     default_bos = None      # the post-processor tells
 
     def __init__(self, data: bytes):
-        try:
+        with _library("not a readable tokenizer.json"):
             self._lib = tokenizers.Tokenizer.from_buffer(data)
-        except Exception as e:      # the library raises bare Exception for every fault of its input
-            raise FormatError(f"tokenizer: not a readable tokenizer.json: {_first_line(e)}", "tokenizer-damaged") from e
         self._lib.no_truncation()
         self._lib.no_padding()
         self._lock = threading.Lock()       # encode_special_tokens is a switch of the library's object, not an argument
@@ -337,24 +366,32 @@ def _byte_of(piece: str) -> int | None:
 _NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 
 
+def _added(config: Mapping[str, Any]) -> Iterator[tuple[int, AddedToken]]:
+    """The tokens of tokenizer_config.json's added_tokens_decoder: {"7": {"content", "special", "lstrip", "rstrip"}}."""
+    tokens = _reader(config).child("added_tokens_decoder")
+    for key in _reader(config).dict("added_tokens_decoder", default={}):
+        if not re.fullmatch("[0-9]{1,9}", key):
+            raise tokens.wrong(key, "expected token ids as keys")
+        token = tokens.child(key)
+        flags = (token.bool(flag, default=False) for flag in ("special", "lstrip", "rstrip"))
+        yield int(key), AddedToken(token.str("content"), *flags)
+
+
 class _SentencePiece:
     """A SentencePiece model with the tokens that tokenizer_config.json adds to it."""
     default_bos = True      # what the reference implementations assume for this kind
 
     def __init__(self, data: bytes, config: Mapping[str, Any]):
         self._lib = self._later = sentencepiece.SentencePieceProcessor()
-        try:
+        with _library("not a readable SentencePiece model"):
             self._lib.LoadFromSerializedProto(data)
             self._pieces = [self._lib.id_to_piece(i) for i in range(self._lib.get_piece_size())]
-        except (RuntimeError, UnicodeDecodeError) as e:
-            raise FormatError(f"tokenizer: not a readable SentencePiece model: {_first_line(e)}", "tokenizer-damaged") from e
         size = len(self._pieces)
         self.added = {i: AddedToken(piece, True) for i, piece in enumerate(self._pieces)
                       if self._lib.is_control(i) or self._lib.is_unknown(i)}
-        for key, token in (config.get("added_tokens_decoder") or {}).items():
-            if int(key) >= size or token.get("special", False):
-                self.added[int(key)] = AddedToken(token["content"], token.get("special", False), token.get("lstrip", False),
-                                                  token.get("rstrip", False))
+        for i, token in _added(config):
+            if i >= size or token.special:
+                self.added[i] = token
         self._ids = {t.content: i for i, t in self.added.items()}
         self._all = Finder(self._ids)
         self._plain = Finder(t.content for i, t in self.added.items() if not t.special)

@@ -41,6 +41,29 @@ def test_bounds_are_part_of_the_message():
         ConfigReader({"x": -1}).float("x", low=0)
 
 
+@pytest.mark.parametrize("value", [1e-300, 1e300, -1e39, 10 ** 39, 1e-39, 5e-324])
+def test_a_number_that_f32_cannot_hold_is_refused_when_it_is_read(value):
+    """Checked as float64, used as float32: it became 0 or infinity, and every logit NaN."""
+    for read, x in (("float", value), ("floats", [1.0, value])):
+        with pytest.raises(FormatError, match="'x': got .*within f32"):
+            getattr(ConfigReader({"x": x}), read)("x")
+    assert ConfigReader({"x": 0}).float("x") == 0.0 and ConfigReader({"x": 10 ** 38}).float("x") == 1e38
+
+
+def test_whole_numbers_end_where_i32_does():
+    assert ConfigReader({"n": 2 ** 31 - 1}).int("n") == 2 ** 31 - 1
+    for read in (lambda: ConfigReader({"n": 2 ** 31}).int("n"), lambda: ConfigReader({"n": [10 ** 30]}).list("n", of=(int,))):
+        with pytest.raises(FormatError, match="config-type"):
+            read()
+
+
+def test_the_canonical_config_holds_values_as_read():
+    c = ConfigReader({"theta": 10 ** 19, "n": 3.0, "f": [1, 2], "g": None, "s": "x"})
+    assert (c.float("theta"), c.int("n"), c.floats("f"), c.has("n"), c.given("g"), c.str("s")) == (1e19, 3, [1.0, 2.0], True, True, "x")
+    assert {k: type(v) for k, v in c.used().items()} == {"theta": float, "n": int, "f": list, "g": type(None), "s": str}
+    assert type(c.used()["f"][0]) is float
+
+
 def test_missing_key_names_all_its_spellings():
     with pytest.raises(FormatError, match="missing key: got none, expected 'num_experts' or 'num_local_experts'"):
         ConfigReader({}).int("num_experts", "num_local_experts")
@@ -233,6 +256,19 @@ def test_incomplete_or_impossible_scaling_is_a_format_error(scaling):
 def test_impossible_theta_is_a_format_error(theta):
     with pytest.raises(FormatError):
         regimes(rope_theta=theta)
+
+
+@pytest.mark.parametrize("config", [
+    {"rope_theta": 1e-300}, {"rope_theta": 1e-38, "rope_scaling": {"rope_type": "linear", "factor": 0.5}},
+    {"rope_scaling": {"rope_type": "linear", "factor": 1e38}}, {"rope_scaling": {"rope_type": "linear", "factor": 1e-37}},
+    {"rope_scaling": {"rope_type": "yarn", "factor": 1e-300}},
+    {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1e300}},
+    {"rope_scaling": {"rope_type": "longrope", "short_factor": [1e-300] * 64, "long_factor": [1] * 64}},
+    {"rope_scaling": {"rope_type": "longrope", "short_factor": [1] * 64, "long_factor": [10 ** 400] * 64}},
+    {"rope_scaling": {"rope_type": "factors", "factors": [1e38] * 64}}])
+def test_frequencies_that_f32_cannot_hold_are_refused(config):
+    with pytest.raises(FormatError, match="within f32|in f32"):
+        regimes(**config)
 
 
 def test_partial_rotary_factor_is_refused():

@@ -210,6 +210,20 @@ def test_the_table_is_for_people_and_leaves_out_what_was_not_measured(qwen3_moe_
     assert "prompt" not in out and "answer, 2 tokens" in out
 
 
+def test_one_run_has_no_median_and_no_spread(qwen3_moe_file, capsys, quick):
+    assert main(["bench", str(qwen3_moe_file), "--prompt=8", "--gen=2", "--runs=1", "--threads=1"]) == 0
+    out = capsys.readouterr().out
+    assert "one run" in out and "median" not in out and " to " not in out
+
+
+def test_doubts_stand_below_the_result_where_they_are_read(qwen3_moe_file, capfd, quick, monkeypatch):
+    monkeypatch.setattr("moegg.commands.bench.NOISE", -1.0)
+    monkeypatch.setattr("sys.stderr", sys.stdout)
+    assert main(["bench", str(qwen3_moe_file), *SMALL]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert "warning" not in lines[0] and lines[-1].startswith("moegg: warning: ")
+
+
 def test_a_system_without_proc_still_gets_a_table(qwen3_moe_file, capsys, quick, monkeypatch):
     monkeypatch.setattr(measure, "_lines", lambda path: [])
     assert main(["bench", str(qwen3_moe_file), "--json", *SMALL]) == 0

@@ -1,12 +1,14 @@
 """Templates against renderings of transformers, messages that clients really send, and templates that misbehave."""
 import json
+import os
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from moegg import chat
+from moegg import sandbox
 from moegg.chat import choose_template, encode_chat, render
-from moegg.errors import BadRequest
+from moegg.errors import BadRequest, FormatError
 from moegg.tokenizer import JSON_MEDIA, Tokenizer
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -159,10 +161,12 @@ def test_variant_for_tools_is_chosen_only_with_tools():
     assert choose_template(None) is choose_template({}) is choose_template("") is choose_template({"rag": "R"}) is None
 
 
-def test_variables_reach_the_template_and_may_replace_the_clock():
+def test_variables_reach_the_template():
     template = "{% if enable_thinking is defined and not enable_thinking %}quiet {% endif %}{{ strftime_now('%Y') }}"
-    assert render(template, [], variables={"enable_thinking": False, "strftime_now": lambda form: "2031"}) == "quiet 2031"
-    assert len(render("{{ strftime_now('%Y-%m-%d') }}", [])) == 10
+    assert render(template, [], variables={"enable_thinking": False}) == f"quiet {datetime.now():%Y}"
+    assert render("{{ date_string or strftime_now('%Y') }}", [], variables={"date_string": "2031"}) == "2031"
+    with pytest.raises(BadRequest, match="not JSON"):
+        render(template, [], variables={"strftime_now": lambda form: "2031"})
 
 
 def test_generation_tag_keeps_its_body_and_its_names_to_itself():
@@ -177,7 +181,7 @@ LIMITS = {
     "doubled list": "{% set ns = namespace(s=[1, 2]) %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
     "doubled by set": "{% set n = namespace(s='a') %}{% for i in range(60) %}{% set n.s %}{{n.s}}{{n.s}}{% endset %}{% endfor %}",
     "output": "{% for i in range(20000) %}{{ 'a' * 1000 }}{% endfor %}",
-    "power": "{{ 2 ** 100000 }}",
+    "power": "{{ 2 ** (10 ** 13) }}",
     "squares": "{% set ns = namespace(n=9) %}{% for i in range(60) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
     "center": "{{ 'a' | center(100000000) }}",
     "mapped": "{{ ['a'] | map('center', 100000000) | list }}",
@@ -188,7 +192,7 @@ LIMITS = {
     "format width": "{{ '{:{w}}'.format(1, w=100000000) }}",
     "replace": "{{ ('a' * 100000).replace('a', 'b' * 100000) }}",
     "replace filter": "{{ ('a' * 100000) | replace('a', 'b' * 100000) }}",
-    "indent": "{{ ('\n' * 100000) | indent(9999) }}",
+    "indent": "{{ ('a\n' * 100000) | indent(9999) }}",
     "join": "{{ (['a' * 100000] * 1000) | join }}",
     "join method": "{{ ','.join(['a' * 100000] * 1000) }}",
     "tojson": "{{ (['a' * 100000] * 1000) | tojson }}",
@@ -197,20 +201,57 @@ LIMITS = {
     "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
     "brackets": "{{ " + "(" * 5000 + ")" * 5000 + " }}",
     "length": "x" * (2 << 20),
+    "nested list as text": "{% set a = [0] * 1000000 %}{% set b = [a] * 1000 %}{{ b | string | length }}",
+    "format of one text many times": "{% set a = 'x' * 16000000 %}{{ ('{0}' * 1000).format(a) | length }}",
+    "format width as text": "{{ '{:{w}}'.format('a', w='2000000000') }}",
+    "format filter": "{% set a = 'x' * 16000000 %}{{ ('%s' * 1000) | format(*([a] * 1000)) | length }}",
+    "bytes": "{{ ('a'.encode() * 4000000000) | length }}",
+    "number to bytes": "{{ (1).to_bytes(4000000000, 'big') | length }}",
+    "sum of lists": "{{ ([[0] * 1000000] * 1000) | sum(start=[]) | length }}",
+    "sort": "{% for i in range(9) %}{{ (range(99999) | list * 99) | sort | map('string') | sort | length }}{% endfor %}",
+    "groupby": "{{ (range(99999) | list * 99) | groupby('real') | length }}",
+    "shared tuples": "{% set n = namespace(a=(1,)) %}{% for i in range(60) %}{% set n.a = (n.a, n.a) %}{% endfor %}{{ {n.a: 1} | length }}",
+    "constant": "{{ 'a' * 10000 * 10000 * 10000 }}",
 }
 
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_template_that_wants_too_much_is_stopped(name, monkeypatch):
-    monkeypatch.setattr(chat, "MAX_STEPS", 20_000)
+    """Whatever it is that it wants: the limits are the operating system's, not those of single filters."""
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.4)
     with pytest.raises(BadRequest, match="template-limit"):
         render(LIMITS[name], [])
 
 
-def test_template_that_takes_too_long_is_stopped(monkeypatch):
-    monkeypatch.setattr(chat, "MAX_SECONDS", -1.0)
-    with pytest.raises(BadRequest, match="takes too long.*template-limit"):
-        render("{% for i in range(3) %}{% endfor %}", [])
+def test_template_that_takes_too_long_is_stopped_and_the_next_one_runs(monkeypatch):
+    with monkeypatch.context() as m:
+        m.setattr(sandbox, "MAX_SECONDS", 0.4)
+        with pytest.raises(BadRequest, match="takes too long.*template-limit"):
+            render(LIMITS["loops"], [])
+    assert render("{{ messages[0].content }}", [user("hi")]) == "hi"
+
+
+def test_template_whose_process_is_killed_or_interrupted_does_not_harm_the_next_prompt(monkeypatch):
+    render("x", [])
+    with monkeypatch.context() as m:
+        m.setattr(sandbox._child, "ask", lambda request: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            render("late", [])
+    assert render("a", []) == "a"
+    os.kill(sandbox._child._process.pid, 9)
+    sandbox._child._process.wait()
+    assert render("b", []) == "b"
+
+
+def test_process_for_templates_is_started_once_and_takes_no_module_from_the_current_folder(monkeypatch, tmp_path):
+    (tmp_path / "json.py").write_text("raise SystemExit")
+    (tmp_path / "jinja2.py").write_text("raise SystemExit")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    sandbox._drop()
+    assert render("a", []) == "a"
+    first = sandbox._child
+    assert render("b", []) == "b" and sandbox._child is first
 
 
 @pytest.mark.parametrize("template", [
@@ -228,3 +269,31 @@ def test_faulty_template_is_one_clear_line(template, slug):
     with pytest.raises(BadRequest, match=rf"chat template: .*\[{slug}\]$") as e:
         render(template, [user("x")])
     assert "\n" not in str(e.value)
+
+
+def test_text_of_a_refusal_cannot_drive_the_terminal_or_forge_a_line():
+    with pytest.raises(BadRequest) as e:
+        render(r"{{ raise_exception('\x1b]0;pwned\x07\nmoegg: done \u202e') }}", [])
+    assert str(e.value) == r"chat template: \x1b]0;pwned\x07 moegg: done \u202e [template-refused]"
+
+
+@pytest.mark.parametrize("value", [5, ["x"], {"a": 1}, True, 1.5])
+def test_template_that_is_no_text_is_a_named_error(value):
+    for name in ("default", "tool_use"):
+        with pytest.raises(FormatError, match=f"chat_template: '{name}'.*config-type"):
+            choose_template({name: value}, [{}])
+    assert choose_template({"default": None}) is None
+
+
+@pytest.mark.parametrize("word", ["a", "e", "role", "content", "messages", "name"])
+def test_special_token_inside_the_name_of_a_field_does_not_hide_the_field(word):
+    """A vocabulary with the special token 'a' once made 'messages' undefined."""
+    doc = json.loads((FIXTURES / "tokenizers" / "qwen2" / "tokenizer.json").read_text(encoding="utf-8"))
+    doc["added_tokens"].append({"id": 511, "content": word, "single_word": False, "lstrip": False, "rstrip": False,
+                                "normalized": False, "special": True})
+    tok = Tokenizer.from_sections(json.dumps(doc).encode(), JSON_MEDIA, {}, 512)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    ids = encode_chat(tok, CHATML + "{{ tools[0].function.name }}", [user("name a role")], tools=tools)
+    assert "name a role" in tok.decode(ids) and tok.decode(ids).endswith("f")
+    if len(word) > 1:       # else text has no other way to spell it
+        assert tok.encode(word, special=True)[0] not in encode_chat(tok, "{{ messages[0].content }}", [user("name role content messages")])

@@ -209,8 +209,17 @@ def test_head_ends_the_program_quietly(qwen3_moe_file):
 
 
 def test_closed_standard_streams_do_no_harm(qwen3_moe_file):
-    done = subprocess.run(["bash", "-c", f"'{sys.executable}' -m moegg inspect '{qwen3_moe_file}' >&- 2>&-"], timeout=60, env=ENV)
-    assert done.returncode == 0
+    command = f"'{sys.executable}' -m moegg inspect '{qwen3_moe_file}'"
+    for streams, code, words in (("2>&-", 0, b""), (">&- 2>&-", 6, b""), (">&-", 6, b"moegg: standard output: is closed")):
+        done = subprocess.run(["bash", "-c", f"{command} {streams}"], timeout=60, env=ENV, capture_output=True)
+        assert done.returncode == code and done.stderr.startswith(words) and done.stderr.count(b"\n") == bool(words)
+
+
+def test_an_answer_that_nobody_can_read_is_an_error(qwen3_moe_file):
+    """stdout is closed: the exit code was 0 and the answer lost."""
+    done = subprocess.run(["bash", "-c", f"'{sys.executable}' -m moegg run '{qwen3_moe_file}' hi --raw --max-tokens 4 >&-"],
+                          timeout=60, env=ENV, capture_output=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 6 and b"[io-write]" in done.stderr and b"Traceback" not in done.stderr
 
 
 def test_python_m_moegg_and_exit_code_of_the_process():
@@ -291,7 +300,7 @@ def test_forward_refuses_ids_outside_the_vocabulary_and_leaves_no_file(call, qwe
     code, out, err = call("forward", qwen3_moe_file, "--tokens", "1,512", "-o", tmp_path / "x.npz")
     assert code == 2 and "512" in err and err.endswith("[token-range]\n") and not list(tmp_path.iterdir())
     code, _, err = call("forward", qwen3_moe_file, "--tokens", "1", "-o", tmp_path / "no" / "x.npz")
-    assert code == 6 and err.endswith("[io-write]\n")
+    assert code == 3 and err == f"moegg: {tmp_path / 'no'}: no such folder [file-missing]\n"
 
 
 # --- run ----------------------------------------------------------------------------------------------------------------
@@ -431,7 +440,7 @@ def test_a_model_without_template_continues_and_has_no_system(call, qwen3_moe_fo
 
 def test_ctrl_c_during_an_answer_keeps_what_was_said(qwen3_moe_file):
     child = subprocess.Popen([sys.executable, "-m", "moegg", "run", qwen3_moe_file, "hi", "--raw", "--temp", "0", "--ctx", "200000",
-                              "--stop=@@@"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=ENV)
+                              "--max-tokens", "150000", "--stop=@@@"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=ENV)
     try:
         assert child.stdout.read(1)
         child.send_signal(signal.SIGINT)

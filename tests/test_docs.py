@@ -114,6 +114,28 @@ def test_files_that_documents_name_exist(path):
     assert [n for n in sorted(names) if not (ROOT / n).exists()] == []
 
 
+def test_a_symptom_leads_to_functions_that_exist():
+    table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("| symptom | files |")[1].split("\n\n")[0]
+    for row in table.splitlines()[2:]:
+        paths = [p for name in re.findall(r"`(moegg/[\w./*]+)`", row) for p in ROOT.glob(name)]
+        text = "".join(p.read_text(encoding="utf-8") for p in paths)
+        names = re.findall(r"`(?:\w+\.)?([a-z_]+)`", row.split("|")[2])
+        assert paths and [n for n in names if not re.search(rf"\b{n}\b", text)] == [], row
+
+
+@pytest.mark.parametrize("words", [
+    ". .venv/bin/activate", "hf download ", "GiB", "--temp 0.8 --top-k 40 --top-p 0.95 --min-p 0.05", "`run` does not verify", ".partial"])
+def test_a_newcomer_does_not_have_to_guess(words):
+    """moegg on the PATH, a model, the room it takes, sampling defaults, what is checked when, leftovers."""
+    assert words in README
+
+
+def test_adding_an_architecture_is_described_in_one_place():
+    section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Add an architecture")[1].split("##")[0]
+    assert "`moegg/models/README.md`" in section and "\n1. " not in section
+    assert "oracle.npz" in (ROOT / "moegg" / "models" / "README.md").read_text(encoding="utf-8")
+
+
 def test_contributing_names_real_make_targets():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -37,3 +37,15 @@ def test_a_library_user_hears_warnings_through_logging(caplog):
     log._warned.clear()
     log.warn("odd")
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("WARNING", "odd")]
+
+
+@pytest.mark.parametrize("text, shown", [("a\udcff", "a\\xff"), (repr("a\udc80"), "'a\\x80'"), ("é 空", "é 空")])
+def test_a_file_name_that_is_not_utf8_shows_its_bytes(text, shown):
+    assert log.readable(text) == shown
+
+
+def test_text_from_a_file_can_neither_drive_the_terminal_nor_forge_a_line(capsys):
+    log.configure(False)
+    log.warn("unread key 'a\x1b[31m\r\x9b\u202e'\nmoegg: all is well\n  set in")
+    assert capsys.readouterr().err == ("moegg: warning: unread key 'a\\x1b[31m\\r\\x9b\\u202e'\n"
+                                       "  moegg: all is well\n  set in\n")

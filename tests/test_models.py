@@ -453,6 +453,32 @@ def test_gguf_metadata_that_cannot_be_honoured_is_named(changes, error, key):
         from_gguf("smollm2", **changes)
 
 
+@pytest.mark.parametrize("key", ["block_count", "embedding_length", "attention.head_count", "attention.head_count_kv", "context_length",
+                                 "attention.key_length", "feed_forward_length", "vocab_size"])
+@pytest.mark.parametrize("arch", ["qwen3moe", "llama"])
+def test_huge_gguf_counts_are_refused_before_anything_loops_over_them(arch, key):
+    """3e8 layers took minutes to list."""
+    meta = {k.replace("llama.", f"{arch}."): v for k, v in META["smollm2"].items()} | {
+        "general.architecture": arch, f"{arch}.expert_count": 0, f"{arch}.expert_used_count": 1,
+        f"{arch}.expert_feed_forward_length": 8, f"{arch}.{key}": 2 ** 31 - 1}
+    with pytest.raises(MoeggError, match=key):
+        registry.find(gguf=arch).gguf_config(meta)
+
+
+@pytest.mark.parametrize("arch, key", [("llama", "sliding_window"), ("qwen2", "sliding_window"), ("gemma3", "sliding_window")])
+def test_a_window_beyond_i32_is_refused(arch, key):
+    changes = {"model_type": "mistral"} if arch == "llama" else {"use_sliding_window": True, "max_window_layers": 0}
+    describe(arch, tiny.config(arch), **changes, **{key: 2 ** 31 - 1})
+    with pytest.raises(FormatError, match=key):
+        describe(arch, tiny.config(arch), **changes, **{key: 2 ** 31})
+
+
+@pytest.mark.parametrize("key, value", [("attn_logit_softcapping", 1e300), ("final_logit_softcapping", 1e39), ("rms_norm_eps", 1e300)])
+def test_soft_caps_and_eps_beyond_f32_are_refused_not_nan(key, value):
+    with pytest.raises(FormatError, match=key):
+        describe("gemma3", tiny.config("gemma3"), **{key: value})
+
+
 def test_gguf_head_counts_may_be_equal_arrays():
     assert from_gguf("smollm2", **{"attention.head_count_kv": [3] * 30}) == from_gguf("smollm2")
 

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from moegg.errors import BadRequest
+from moegg.errors import BadRequest, FormatError
 from moegg.sampler import Sampler, SamplingParams, logprobs
 
 INF, NAN = np.inf, np.nan
@@ -157,3 +157,30 @@ def test_defaults_come_from_the_models_generation_config():
 def test_values_out_of_range_are_refused_by_name(bad):
     with pytest.raises(BadRequest, match=rf"{next(iter(bad))}.*sampling-range"):
         SamplingParams(**bad)
+
+
+@pytest.mark.parametrize("value", [True, "0.7", [1], {}, float("nan"), INF, -1, 1e300, 10**30])
+@pytest.mark.parametrize("key", ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample"])
+def test_generation_config_of_any_type_is_the_files_fault(key, value):
+    """top_k true or 40.5 once passed in silence."""
+    if (key, value) == ("do_sample", True):
+        return
+    with pytest.raises(FormatError, match="generation_config.*config-"):
+        SamplingParams.from_generation_config({key: value})
+    with pytest.raises(FormatError, match="top_k.*40.5"):
+        SamplingParams.from_generation_config({"top_k": 40.5})
+
+
+@pytest.mark.parametrize("temperature", [1e-310, 5e-324, 1e-40, 100])
+def test_tiny_temperature_takes_the_best_without_a_numpy_warning(temperature):
+    logits = np.array([1, 3, -3e38, -INF, 2], np.float32)
+    assert temperature == 100 or Sampler(SamplingParams(temperature=temperature), 1).sample(logits) == 1
+    assert Sampler(SamplingParams(temperature=temperature, top_p=0.9, min_p=0.01, top_k=3), 1).sample(logits) in (0, 1, 4)
+
+
+def test_penalties_beyond_float32_are_an_error_without_a_numpy_warning():
+    with pytest.raises(BadRequest, match="sampler-nan"):
+        Sampler(SamplingParams(repeat_penalty=0.01), 1).sample(np.array([3e38, 1], np.float32), [0])
+    for bias in (1e300, NAN, INF):
+        with pytest.raises(BadRequest, match="logit_bias"):
+            SamplingParams(logit_bias={1: bias})

@@ -20,6 +20,10 @@ def document(style: str) -> dict:
     return json.loads((FIXTURES / style / "tokenizer.json").read_text(encoding="utf-8"))
 
 
+def document_bytes(style: str) -> bytes:
+    return (FIXTURES / style / "tokenizer.json").read_bytes()
+
+
 def config(style: str) -> dict:
     return json.loads((FIXTURES / style / "tokenizer_config.json").read_text(encoding="utf-8"))
 
@@ -322,3 +326,70 @@ def test_sentencepiece_tokens_added_by_the_config(model):
     assert ids[0] == 400 and 401 in ids
     assert tok.decode(ids) == "<|user|>hello<tool>hello"       # legacy false: no space after the token
     assert tok.encode("<|user|>")[0] != 400 and tok.encode("<tool>") == tok.encode("<tool>", special=True)
+
+
+# --- sections of the wrong kind ---------------------------------------------------------------------------------------
+
+JSON_VALUES = [None, True, 0, 7, -5, 1.5, 1e300, 10**30, float("nan"), "", "abc", "\ud800", [], [1], ["</s>"], [[1]], [None], {}, {"a": 1},
+               {"content": 5}, {"x": {}}, {"7": 1}, {"7": {"content": "a", "special": 1}}]
+
+
+@pytest.mark.parametrize("value", JSON_VALUES, ids=repr)
+@pytest.mark.parametrize("key", ["bos_token", "eos_token", "unk_token", "pad_token", "add_bos_token", "added_tokens_decoder", "legacy"])
+def test_setting_of_any_type_loads_or_is_a_named_error(key, value, model):
+    for data, media in ((document_bytes("qwen2"), JSON_MEDIA), (model, SENTENCEPIECE_MEDIA)):
+        try:
+            Tokenizer.from_sections(data, media, {key: value}, V).encode("hello", add_bos=True)
+        except FormatError as e:
+            assert e.slug in ("config-type", "config-value", "config-missing", "tokenizer-damaged")
+
+
+@pytest.mark.parametrize("value", JSON_VALUES, ids=repr)
+def test_eos_token_id_of_any_type_is_ids_or_a_named_error(value):
+    """Text, truth values, fractions and objects once passed in silence, or crashed."""
+    good = value is None or type(value) is int and 0 <= value < 2**31 or isinstance(value, list) and value in ([], [1], [None])
+    if good:
+        assert eos_ids_of({"eos_token_id": value}) <= {0, 1, 7}
+    else:
+        with pytest.raises(FormatError, match="eos_token_id.*config-type"):
+            eos_ids_of({"eos_token_id": value})
+
+
+def split(pattern: str) -> dict:
+    return {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}}
+
+
+BROKEN = {
+    "charsmap empty": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
+    "charsmap junk": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAP////8="}},
+    "template with an unknown token": {"post_processor": {
+        "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "ZZ", "type_id": 0}}], "pair": [], "special_tokens": {}}},
+    "no unknown token": {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}},
+    "no unknown token, unigram": {"model": {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None}},
+    "replace nothing": {"normalizer": {"type": "Replace", "pattern": {"Regex": ""}, "content": "x"}},
+    "regex that explodes": split("(a+)+$"),
+    "regex that is none": split("("),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_tokenizer_library_that_panics_is_one_named_error(name):
+    """pyo3's PanicException is no Exception, so it once ended in a traceback."""
+    try:
+        tok = build(document("qwen2") | {"added_tokens": []} | BROKEN[name])
+        tok.decode(tok.encode("hello " + "a" * 40 + "b"))
+    except FormatError as e:
+        assert e.slug == "tokenizer-damaged" and "\n" not in str(e)
+
+
+def test_panic_of_the_library_is_an_error_and_ctrl_c_is_not(monkeypatch):
+    class PanicException(BaseException):
+        pass
+    tok = build(document("qwen2"), config("qwen2"))
+    for raised, seen in ((PanicException("boom\nstack"), FormatError), (OverflowError("x"), FormatError), (KeyboardInterrupt(), KeyboardInterrupt),
+                         (MemoryError(), MemoryError)):
+        def fail(*args, raised=raised):
+            raise raised
+        monkeypatch.setattr(tok._backend, "encode", fail)
+        with pytest.raises(seen):
+            tok.encode("a")

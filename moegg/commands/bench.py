@@ -21,16 +21,17 @@ Options:
   -h, --help               show this text
 """
 import json
+import sys
 import time
 from typing import Any
 
 from moegg import __version__, kernels, log
 from moegg.commands.measure import Others, Work, repeat, report, touch
-from moegg.commands.opening import describe, open_container
+from moegg.commands.opening import describe, open_container, warn_beyond_training
 from moegg.commands.progress import bar
 from moegg.engine import Engine
 from moegg.engine.cpus import available_memory
-from moegg.errors import ExitStatus, UsageError
+from moegg.errors import ExitStatus, UsageError, printable
 from moegg.units import fmt_bytes, fmt_rate
 
 DEFAULTS = {"--prompt": 512, "--warm": 16, "--gen": 64, "--ctx-depth": 0, "--seed": 7, "--runs": 5}
@@ -44,6 +45,7 @@ def main(args: dict[str, Any]) -> ExitStatus:
         raise UsageError("bench: --prompt and --gen: got 0 for both, expected something to measure", "usage")
     container = open_container(args["MODEL"])
     model = describe(container)
+    warn_beyond_training(model, work.total, f"{work.total} tokens")
     start = time.perf_counter()
     engine = Engine(container, model, ctx=work.total, n_threads=args["--threads"])
     open_s, resident_s = time.perf_counter() - start, _make_resident(engine)
@@ -52,8 +54,9 @@ def main(args: dict[str, Any]) -> ExitStatus:
         done = repeat(engine, work.draw(model.vocab), runs, progress)
     r = {"engine": "moegg", "version": __version__, "level": kernels.level(), **report(engine, work, done, others),
          "open_s": open_s, "resident_s": resident_s}
-    _warn(r)
-    print(json.dumps({k: _short(v) for k, v in r.items()}, ensure_ascii=False) if args["--json"] else "\n".join(table(r)))
+    print(json.dumps({k: _short(v) for k, v in r.items()}, ensure_ascii=False) if args["--json"] else "\n".join(map(printable, table(r))))
+    sys.stdout.flush()
+    _warn(r)                    # below the result, where they are read
     return ExitStatus.OK
 
 
@@ -90,13 +93,14 @@ def table(r: dict[str, Any]) -> list[str]:
         if r[name] is None:
             return []
         least, most = r["spread"][name]
-        return [f"{label:<22}{r[name]:>9{fmt}} {unit:<6} {f'({least:{fmt}} to {most:{fmt}})':<22}{rest}".rstrip()]
+        spread = f"({least:{fmt}} to {most:{fmt}})" if n > 1 else ""
+        return [f"{label:<22}{r[name]:>9{fmt}} {unit:<6} {spread:<22}{rest}".rstrip()]
 
     def share(name: str) -> str:
         return f"{100 * (r[name] or 0):.0f} %"
     n, where = len(r["runs"]), f" after {r['ctx_depth']} tokens" if r["ctx_depth"] else ""
     out = [f"{r['file']}: {r['name']}, {fmt_bytes(r['file_bytes'])}; {r['threads']} threads, {r['level']}, seed {r['seed']}; "
-           f"median of {n} runs (least to most){where}"]
+           f"{'one run' if n == 1 else f'median of {n} runs (least to most)'}{where}"]
     out += line(f"prompt, {r['prompt']} tokens", "prefill_tps", ".1f", "tok/s",
                 f"{r['prefill_gops'] or 0:.0f} GOP/s, {share('fraction_of_int8')} of the int8 rate ({r['int8_gops']:.0f} GOP/s)")
     out += line("first token after", "ttft_s", ".3f", "s")

@@ -8,17 +8,18 @@ from typing import Any
 
 from moegg.commands.generate import Answer, Speaker
 from moegg.commands.options import did_you_mean
-from moegg.commands.output import Output, stats_line
-from moegg.errors import BadRequest, ContextFull, ExitStatus
+from moegg.commands.output import ENDED_SILENT, Output, silent, stats_line
+from moegg.errors import BadRequest, ContextFull, ExitStatus, printable
 
 HELP = """\
   /reset            forget the conversation
-  /system [TEXT]    set instructions and forget the conversation; without TEXT show them
+  /system [TEXT]    set instructions and forget the conversation; '-' clears, without TEXT show them
   /help             this text
-  /exit             leave (so does Ctrl-D)
+  /exit             leave (so do /quit, /bye and Ctrl-D)
 Ctrl-C stops an answer. A line that ends with \\ goes on in the next; \"\"\" begins and ends a message of several lines.
-Put a space before a message that begins with /."""
-COMMANDS = ("/reset", "/system", "/help", "/exit")
+Put a space before a message of one line that begins with /."""
+LEAVE = ("/exit", "/quit", "/bye")
+COMMANDS = ("/reset", "/system", "/help", *LEAVE)
 
 
 def read_line(prompt: str) -> str:
@@ -44,33 +45,36 @@ class Chat:
             import readline  # noqa: F401  importing it gives input() history and editing; not every platform has it
         except ImportError:
             pass
-        self._say(f"{name}, context {self._speaker.engine.ctx} tokens. /help lists commands, Ctrl-D leaves.")
+        self._say(f"{printable(name)}, context {self._speaker.engine.ctx} tokens. /help lists commands, Ctrl-D leaves.")
         if not self._speaker.has_template:
             self._say("The file has no chat template: the model continues your text.")
         while True:
             try:
-                text = self._message()
+                text, command = self._message()
             except EOFError:
                 self._say("")
                 return ExitStatus.OK
             except KeyboardInterrupt:
                 self._say("\n(/exit or Ctrl-D leaves)")
                 continue
-            if text.startswith("/"):
+            if command:
                 if self._command(text):
                     return ExitStatus.OK
             elif text.strip() or not self._speaker.has_template and text:
                 self._answer(text)
 
-    def _message(self) -> str:
+    def _message(self) -> tuple[str, bool]:
+        """(text, is a command): only a single line can be one; text of several lines may begin with anything."""
         line = self._read("> ")
         if line.strip().startswith('"""'):
-            return self._block(line.strip()[3:])
+            return self._block(line.strip()[3:]), False
+        if not line.endswith("\\"):
+            return line.removeprefix(" ") if line.startswith(" /") else line, line.startswith("/")
         lines = [line]
         while lines[-1].endswith("\\"):
             lines[-1] = lines[-1][:-1]
             lines.append(self._read(". "))
-        return "\n".join(lines)
+        return "\n".join(lines), False
 
     def _block(self, first: str) -> str:
         lines = [first] if first else []
@@ -82,7 +86,7 @@ class Chat:
     def _command(self, text: str) -> bool:
         """Obeys; true if the chat is over."""
         name, _, rest = text.strip().partition(" ")
-        if name == "/exit":
+        if name in LEAVE:
             return True
         if name == "/help":
             self._say(HELP)
@@ -93,8 +97,8 @@ class Chat:
         elif name == "/system" and not self._speaker.has_template:
             self._say("The file has no chat template, so instructions have no place.")
         elif name == "/system":
-            self._system = rest.strip()
-            self._forget("Instructions are set; the conversation is forgotten.")
+            self._system = None if rest.strip() == "-" else rest.strip()
+            self._forget(f"Instructions are {'set' if self._system else 'cleared'}; the conversation is forgotten.")
         else:
             self._say(f"unknown command '{name}'{did_you_mean(name, list(COMMANDS))} (/help; put a space before it to send it)")
         return False
@@ -105,7 +109,7 @@ class Chat:
 
     def _answer(self, text: str) -> None:
         try:
-            answer = self._converse(text.removeprefix(" ") if text.startswith(" /") else text)
+            answer = self._converse(text)
         except (ContextFull, BadRequest) as e:      # a prompt too long; roles that a template refuses; a token the model does not know
             self._output.end()
             self._say(f"{e}\nYour message was not sent. {self._way_out() if isinstance(e, ContextFull) else ''}")
@@ -113,24 +117,36 @@ class Chat:
         self._output.end()
         if answer.full:
             self._say(f"(the context of {self._speaker.engine.ctx} tokens is full, so the answer stops here. {self._way_out()})")
-        elif answer.finish_reason != "stop":
-            self._say("(stopped)" if answer.finish_reason == "cancelled" else "(--max-tokens ends the answer here)")
+        elif answer.finish_reason == "length":
+            self._say(f"(the answer stops after {len(answer.tokens)} tokens; a start with --max-tokens changes that)")
+        elif answer.finish_reason == "cancelled":
+            self._say("(stopped)" if self._counts(answer) else "(stopped before the answer began; your message is forgotten)")
+        elif silent(answer):
+            self._say(ENDED_SILENT)
         if self._stats:
             self._say(stats_line(answer))
 
     def _converse(self, text: str) -> Answer:
-        """Nothing is remembered of a message that could not be sent."""
+        """Nothing is remembered of a message that could not be sent, or that nothing was answered to."""
         if not self._speaker.has_template:
             prompt = self._speaker.raw_prompt(text, self._ids)
             answer = self._speaker.speak(prompt)
-            self._ids = prompt.ids + answer.tokens
+            if self._counts(answer):
+                self._ids = prompt.ids + answer.tokens
             return answer
         system = [{"role": "system", "content": self._system}] if self._system else []
         messages = [*self._messages, {"role": "user", "content": text}]
         answer = self._speaker.speak(self._speaker.chat_prompt(system + messages))
         reply = {"role": "assistant", "content": answer.text} | ({"reasoning_content": answer.reasoning} if answer.reasoning else {})
-        self._messages = [*messages, reply]
+        if self._counts(answer):
+            self._messages = [*messages, reply]
         return answer
+
+    def _counts(self, answer: Answer) -> bool:
+        """Something was said: tokens to go on from, an answer, or reasoning that was cut short."""
+        if not self._speaker.has_template:
+            return bool(answer.tokens)
+        return bool(answer.text.strip() or answer.reasoning and answer.finish_reason != "stop")
 
     def _way_out(self) -> str:
         trained, ctx = self._speaker.engine.model.ctx_train, self._speaker.engine.ctx

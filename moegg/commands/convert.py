@@ -3,8 +3,8 @@
 Usage: moegg convert [options] SOURCE
 
 SOURCE is a folder with config.json and safetensors files, or a GGUF file. Without --out the file
-is written into the current folder and named after SOURCE. It appears under its name only when it
-is complete.
+is written into the current folder and named after SOURCE. Until it is complete its name is
+FILE.partial; Ctrl-C and SIGTERM remove that.
 
 Options:
   -o, --out=FILE           the file to write
@@ -18,6 +18,10 @@ Options:
   -h, --help               show this text
 """
 import json
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from moegg import log
@@ -32,7 +36,7 @@ def main(args: dict[str, Any]) -> ExitStatus:
         if not args["--json"]:
             (print if args["--dry-run"] else log.info)("\n".join([*plan.lines(), f"  file: {fmt_bytes(file_bytes)}"]))
 
-    with bar("convert") as progress:
+    with _removing_when_told_to_end(), bar("convert") as progress:
         result = convert(args["SOURCE"], args["--out"], args["--quant"], force=args["--force"], dry_run=args["--dry-run"],
                          on_plan=show, progress=progress, warn=log.warn)
     if args["--json"]:
@@ -41,3 +45,18 @@ def main(args: dict[str, Any]) -> ExitStatus:
     elif not args["--dry-run"]:
         print(f"{result.path}: {fmt_bytes(result.file_bytes)} written")
     return ExitStatus.OK
+
+
+@contextmanager
+def _removing_when_told_to_end() -> Iterator[None]:
+    """SIGTERM, and SIGHUP of a closed terminal unless nohup ignores it, end the block as Ctrl-C does, so that it can clean up."""
+    def stop(signum: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+    before = {}
+    if threading.current_thread() is threading.main_thread():       # elsewhere Python allows no handlers
+        before = {s: signal.signal(s, stop) for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_DFL}
+    try:
+        yield
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

@@ -4,7 +4,8 @@ Usage: moegg forward [options] MODEL --tokens=IDS --out=FILE
 
 MODEL is a .moegg file, or 'demo'. FILE (.npz) gets logits [T, vocab] float32; for the M layers with
 experts also router_idx [M, T, K] and router_w [M, T, K], the chosen experts and their weights, and
-moe_layers [M], the numbers of these layers. Keys and values are kept in f32. FILE is replaced.
+moe_layers [M], the numbers of these layers. Keys and values are kept in f32. An existing FILE is
+replaced, unless it is MODEL.
 
 Options:
   --tokens=IDS             token ids, such as 1,2,3
@@ -21,15 +22,21 @@ from typing import Any
 import numpy as np
 
 from moegg import log
-from moegg.commands.opening import describe, open_container
+from moegg.commands.opening import describe, open_container, warn_beyond_training
 from moegg.engine import Engine
-from moegg.errors import ExitStatus, IOFailure
+from moegg.errors import ExitStatus, IOFailure, UsageError
+from moegg.formats.writer import check_target
 
 
 def main(args: dict[str, Any]) -> ExitStatus:
     container = open_container(args["MODEL"])
     tokens, out = args["--tokens"], args["--out"]
-    engine = Engine(container, describe(container), ctx=len(tokens), n_threads=args["--threads"], kv="f32")
+    if out.exists() and out.samefile(container.path):
+        raise UsageError(f"{out}: is the model itself; choose another name with -o", "target-exists")
+    check_target(out, force=True)
+    model = describe(container)
+    warn_beyond_training(model, len(tokens), f"{len(tokens)} tokens")
+    engine = Engine(container, model, ctx=len(tokens), n_threads=args["--threads"], kv="f32")
     logits, router_idx, router_w, moe_layers = engine.forward(tokens)
     write_npz(out, logits=logits, router_idx=router_idx, router_w=router_w, moe_layers=np.asarray(moe_layers))
     log.detail(f"{out}: logits {list(logits.shape)}, router choices {list(np.shape(router_idx))}")
@@ -43,6 +50,8 @@ def write_npz(out: Path, **arrays: np.ndarray) -> None:
         with open(partial, "wb") as f:
             np.savez(f, **arrays)
         os.replace(partial, out)
-    except OSError as e:
+    except BaseException as e:
         partial.unlink(missing_ok=True)
+        if not isinstance(e, OSError):
+            raise
         raise IOFailure(f"{out}: cannot be written: {e.strerror}", "io-write") from e

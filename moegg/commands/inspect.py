@@ -14,8 +14,9 @@ import json
 from collections import Counter
 from typing import Any
 
+from moegg.arch import ConfigReader
 from moegg.commands.opening import open_container, section_json
-from moegg.errors import ExitStatus
+from moegg.errors import ExitStatus, printable
 from moegg.formats.container import Container
 from moegg.units import fmt_bytes, fmt_count
 
@@ -24,23 +25,25 @@ def main(args: dict[str, Any]) -> ExitStatus:
     container = open_container(args["MODEL"])
     provenance = section_json(container, "provenance")
     if args["--json"]:
-        print(json.dumps(container.summary() | {"provenance": provenance}, ensure_ascii=False))
+        print(json.dumps(container.summary() | {"provenance": provenance}))
     else:
-        print("\n".join(report(container, provenance)))
+        print("\n".join(map(printable, report(container, provenance))))
     return ExitStatus.OK
 
 
 def report(c: Container, provenance: dict[str, Any]) -> list[str]:
     """The file as text: identity, weights by role and quant, layout, sections, provenance."""
-    form, meta = c.summary()["format"], c.meta
-    recipe = meta.get("quant", {})
+    form, meta = c.summary()["format"], ConfigReader(c.meta, where=f"{c.path}: meta")
+    recipe = meta.child("quant")
     lines = [f"{c.path}: {c.name}, {c.arch}, {fmt_bytes(c.file_bytes)}",
              f"  format      version {form['write_version']}, readable by version {form['read_version']} and later",
              f"  root        {c.root.hex()}",
              f"  content id  {c.content_id.hex()}"]
-    if "parameters" in meta:
-        lines.append(f"  parameters  {fmt_count(meta['parameters'])}, {fmt_count(meta['active_parameters'])} active per token")
-    lines += [f"  recipe      {recipe.get('name')} v{recipe.get('version')}, from {meta.get('source')}, by {meta.get('creator')}",
+    if (total := meta.int("parameters", default=None, high=1 << 63)) is not None:
+        active = meta.int("active_parameters", default=0, high=1 << 63)
+        lines.append(f"  parameters  {fmt_count(total)}, {fmt_count(active)} active per token")
+    lines += [f"  recipe      {recipe.str('name', default=None)} v{recipe.int('version', default=None)}, "
+              f"from {meta.str('source', default=None)}, by {meta.str('creator', default=None)}",
               "", f"weights       {'quant':<7} {'layout':<12} {'tensors':>8} {'bytes':>11}"]
     count, nbytes = Counter(), Counter()
     for key, n, size in [((t.role, t.quant, t.layout), 1, t.nbytes) for t in c.tensors.values()] + [

@@ -74,12 +74,12 @@ def warn_beyond_training(model: Model, tokens: int, what: str) -> None:
 
 
 def section_json(container: Container, name: str) -> dict[str, Any]:
-    """A JSON section as a dict; empty if the file has none."""
+    """A JSON section as a dict; empty if the file has none. Whoever reads a key checks its type, as ConfigReader does."""
     if name not in container.sections:
         return {}
     try:
         value = json.loads(container.read_section(name))
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise FormatError(f"{container.path}: section {name!r}: not JSON: {e}", "section-json") from None
     if not isinstance(value, dict):
         raise FormatError(f"{container.path}: section {name!r}: got {type(value).__name__}, expected an object", "section-json")
@@ -109,8 +109,13 @@ def read_text(path: Path) -> str:
 
 
 def read_stdin() -> str:
+    if sys.stdin is None:
+        raise IOFailure("standard input: is closed, expected text to read from it", "io-read")
     stream = getattr(sys.stdin, "buffer", None)
-    return _decode(stream.read(MAX_TEXT_BYTES + 1) if stream else sys.stdin.read().encode(), "standard input")
+    try:
+        return _decode(stream.read(MAX_TEXT_BYTES + 1) if stream else sys.stdin.read().encode(), "standard input")
+    except OSError as e:
+        raise IOFailure(f"standard input: cannot be read: {e.strerror}", "io-read") from e
 
 
 def read_piped(wait_s: float = PIPE_WAIT_S) -> str:

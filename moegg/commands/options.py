@@ -16,7 +16,7 @@ from moegg.errors import UsageError
 
 # Options that several commands have: the same spelling, the same words. tests/test_cli.py holds every docstring against these lines.
 SHARED = {
-    "--ctx": "  --ctx=N                  positions of the context (default: the trained length, at most 8192)",
+    "--ctx": "  --ctx=N                  tokens the context holds (default: the trained length, at most 8192)",
     "--threads": "  --threads=N              compute threads (default: the cores it may use)",
     "--json": "  --json                   print one JSON object",
     "--force": "  --force                  replace an existing file",
@@ -24,6 +24,8 @@ SHARED = {
     "--debug": "  --debug                  show a traceback when something fails",
     "--help": "  -h, --help               show this text",
 }
+
+DASHES = "put '--' before text that begins with '-', and options before the '--'"
 
 
 def _bad(option: str, got: str, expected: str) -> UsageError:
@@ -148,10 +150,11 @@ def _split(argv: list[str], known: dict[str, tuple[str, bool]], options_first: b
             continue
         name, eq, value = token.partition("=") if token.startswith("--") else (token[:2], token[2:3] and "=", token[2:])
         if name not in known:
-            raise UsageError(_unknown(token, name, known), "usage")
+            raise UsageError(_unknown(token, name, known, options_first), "usage")
         long, takes_value = known[name]
         if not takes_value and eq:
-            raise UsageError(f"option '{name}' takes no value: got {token!r:.80}, expected '{name}'", "usage")
+            text = "" if token.startswith("--") else f"; {DASHES}"
+            raise UsageError(f"option '{name}' takes no value: got {token!r:.80}, expected '{name}'{text}", "usage")
         if takes_value and not eq:
             if not rest:
                 raise UsageError(f"option '{name}' needs a value: got nothing after it", "usage")
@@ -160,17 +163,28 @@ def _split(argv: list[str], known: dict[str, tuple[str, bool]], options_first: b
     return options, words
 
 
-def _unknown(token: str, name: str, known: dict[str, tuple[str, bool]]) -> str:
+def _unknown(token: str, name: str, known: dict[str, tuple[str, bool]], options_first: bool) -> str:
+    if options_first and not token.startswith("--"):        # no text stands before the command
+        long = [repr(k) for k in known if k.startswith(f"-{name}")]
+        return f"unknown option {token!r:.40}" + (f"; did you mean {' or '.join(long)}?" if long else "")
     if any(c.isspace() for c in name) or not token.startswith("--"):
-        return f"unknown option {token!r:.40}; put '--' before text that begins with '-'"
+        return f"unknown option {token!r:.40}; {DASHES}"
     return f"unknown option {name!r:.40}{did_you_mean(name, [k for k in known if k.startswith('--')])}"
+
+
+def nearest(word: str, names: list[str]) -> str | None:
+    """The name that `word` begins or nearly is; the dashes that all options begin with are no likeness."""
+    if len(word) > 3 and (longer := [n for n in names if n.startswith(word)]):
+        return longer[0]
+    bare = {n.lstrip("-/"): n for n in names}
+    near = difflib.get_close_matches(word.lstrip("-/"), bare, n=1, cutoff=0.6)
+    return bare[near[0]] if near else None
 
 
 def did_you_mean(word: str, names: list[str]) -> str:
     """'; did you mean ...' for the nearest name, or nothing."""
-    near = [n for n in names if n.startswith(word)] if len(word) > 3 else []
-    near = near or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    return f"; did you mean '{near[0]}'?" if near else ""
+    near = nearest(word, names)
+    return f"; did you mean '{near}'?" if near else ""
 
 
 def _match(doc: str, command: str, options: _Options, words: list[str], options_first: bool) -> dict[str, Any]:
@@ -182,7 +196,9 @@ def _match(doc: str, command: str, options: _Options, words: list[str], options_
         usage = re.search(r"^Usage: moegg (.*)", doc, re.M)[1]
         wanted = re.sub(r"\[?--[\w-]+(=\w+)?(\]\.\.\.)?", lambda m: "" if m[2] else m[0], usage).replace("[options]", "").split()
         got = " ".join(repr(w)[:40] for w in words) or "nothing"
-        raise UsageError(f"wrong arguments: got {got}, expected {' '.join(w for w in wanted if w != command)}", "usage") from None
+        wanted = [w for w in wanted if w != command]
+        quotes = "; put text of several words in quotes" if len(words) > len(wanted) and wanted[-1].strip("[]") in ("PROMPT", "TEXT") else ""
+        raise UsageError(f"wrong arguments: got {got}, expected {' '.join(wanted)}{quotes}", "usage") from None
 
 
 def _convert(values: dict[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,11 @@ import sys
 from typing import Any
 
 from moegg.commands.generate import Answer
+from moegg.errors import printable
 from moegg.tokenizer import Tokenizer
 from moegg.units import fmt_bytes
 
+ENDED_SILENT = "(the model ended without an answer)"
 DIM, PLAIN = "\033[2m", "\033[0m"
 
 
@@ -46,6 +48,11 @@ class Output:
             sys.stderr.flush()
 
 
+def silent(answer: Answer) -> bool:
+    """The model ended its answer with nothing to read in it."""
+    return answer.finish_reason == "stop" and not answer.text.strip()
+
+
 def stats_line(answer: Answer) -> str:
     """--stats for people."""
     s = answer.stats
@@ -58,8 +65,17 @@ def stats_line(answer: Answer) -> str:
             f"{s['completion_tokens']} tokens, {decode}; first token after {s['first_token_s']:.2f} s{peak}; seed {answer.seed}")
 
 
-def _piece(tokenizer: Tokenizer, token: int) -> str:
-    return tokenizer.token_bytes(token).decode("utf-8", "backslashreplace")
+def piece(data: bytes) -> dict[str, str]:
+    """The bytes of a token for JSON: as text, where escapes stand for torn characters, and exactly, in hexadecimal digits."""
+    return {"piece": data.decode("utf-8", "backslashreplace"), "bytes": data.hex()}
+
+
+def quoted(data: bytes) -> str:
+    """The bytes of a token for people: quoted text, or b'...' if they are not whole characters."""
+    try:
+        return printable(json.dumps(data.decode(), ensure_ascii=False))
+    except UnicodeDecodeError:
+        return repr(data)
 
 
 def as_json(answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -67,8 +83,8 @@ def as_json(answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
     out = {"text": answer.text, "reasoning": answer.reasoning, "finish_reason": answer.finish_reason, "seed": answer.seed,
            "tokens": answer.tokens, "stats": answer.stats}
     if answer.logprobs:
-        out["logprobs"] = [{"token": t, "piece": _piece(tokenizer, t), "logprob": p.logprob,
-                            "top": [{"token": i, "piece": _piece(tokenizer, i), "logprob": x} for i, x in p.top]}
+        out["logprobs"] = [{"token": t, **piece(tokenizer.token_bytes(t)), "logprob": p.logprob,
+                            "top": [{"token": i, **piece(tokenizer.token_bytes(i)), "logprob": x} for i, x in p.top]}
                            for t, p in zip(answer.tokens, answer.logprobs, strict=True)]
     return out
 
@@ -76,6 +92,6 @@ def as_json(answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
 def logprob_lines(answer: Answer, tokenizer: Tokenizer) -> list[str]:
     """--logprobs: a line per token: its log-probability, the token, the alternatives."""
     def name(token: int) -> str:
-        return json.dumps(_piece(tokenizer, token), ensure_ascii=False)
+        return quoted(tokenizer.token_bytes(token))
     return [f"{p.logprob:9.4f}  {name(t)}" + "".join(f"\t{name(i)} {x:.4f}" for i, x in p.top) + "\n"
             for t, p in zip(answer.tokens, answer.logprobs, strict=True)]

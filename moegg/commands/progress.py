@@ -1,5 +1,6 @@
 """Progress bars on stderr, only where a person watches; the libraries below see a plain callable."""
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,15 +13,20 @@ tqdm.monitor_interval = 0       # no watcher thread: moegg counts its own thread
 def bar(label: str, unit: str = "B", delay: float = 0.0) -> Iterator[Callable[[int, int], None]]:
     """A callable (done, total) that draws; with `delay` seconds of silence first. Units other than bytes are counted plainly.
 
-    The bar is removed at the end, so that what stays on the terminal is the result.
+    The bar appears with its first call, below what was said before, and is removed at the end: what stays is the result.
     """
     scale = {"unit_scale": True, "unit_divisor": 1024} if unit == "B" else {}
-    shown = tqdm(desc=label, unit=unit, file=sys.stderr, disable=not sys.stderr.isatty(), leave=False, delay=delay, **scale)
+    start, shown = time.time(), None
 
     def update(done: int, total: int) -> None:
+        nonlocal shown
+        if shown is None:
+            left = max(0.0, delay + start - time.time())
+            shown = tqdm(desc=label, unit=unit, file=sys.stderr, disable=not sys.stderr.isatty(), leave=False, delay=left, **scale)
         shown.total = total
         shown.update(done - shown.n)
     try:
         yield update
     finally:
-        shown.close()
+        if shown is not None:
+            shown.close()

@@ -2,9 +2,9 @@
 
 Usage: moegg run [options] [--stop=TEXT]... MODEL [PROMPT]
 
-MODEL is a .moegg file, or 'demo'. Without PROMPT the prompt comes from --file or standard input; if
-that is a terminal, a chat begins. A model without a chat template continues the text. Reasoning
-goes to stderr.
+MODEL is a .moegg file, or 'demo'. Without PROMPT, or with '-', the prompt is --file or standard
+input; if that is a terminal, a chat begins. Text piped in beside PROMPT or --file follows it after
+an empty line. A model without a chat template continues the text. Reasoning goes to stderr.
 
 Prompt:
   --system=TEXT            instructions that stand before the conversation
@@ -12,7 +12,7 @@ Prompt:
   --raw                    no chat template; special tokens written in the prompt count as such
   --nothink                ask the model not to reason, and show no reasoning
   --chat-template=FILE     a Jinja template instead of the one in the file
-Sampling (defaults: what the model's makers recommend):
+Sampling (defaults: what the model's makers recommend, else 0.8, 40, 0.95, 0.05 for the first four):
   --temp=T                 temperature; 0 always takes the likeliest token
   --top-k=N                only the N likeliest tokens; 0 is off
   --top-p=P                only the likeliest tokens that together reach P; 1 is off
@@ -22,12 +22,12 @@ Sampling (defaults: what the model's makers recommend):
   --frequency-penalty=X    subtract from it for each use
   --seed=N                 repeat an answer; the seed in use is in --stats and --json
 Output:
-  --max-tokens=N           end after N tokens (default: when the model ends, or the context is full)
+  --max-tokens=N           end after N tokens (default: the model's end; without a template 200)
   --stop=TEXT              end before TEXT; may be repeated
   --logprobs=N             print each token's log-probability and N alternatives instead of the text
   --stats                  print speed and memory on stderr at the end
   --json                   print one JSON object
-  --ctx=N                  positions of the context (default: the trained length, at most 8192)
+  --ctx=N                  tokens the context holds (default: the trained length, at most 8192)
   --threads=N              compute threads (default: the cores it may use)
   --verbose                say more on stderr
   --debug                  show a traceback when something fails
@@ -35,17 +35,29 @@ Output:
 """
 import json
 import sys
+from dataclasses import asdict
 from typing import Any
 
 from moegg import log
 from moegg.chat import choose_template
 from moegg.commands.chat_repl import Chat
 from moegg.commands.generate import Settings, Speaker
-from moegg.commands.opening import describe, open_container, open_tokenizer, read_stdin, read_text, section_json
-from moegg.commands.output import Output, as_json, logprob_lines, stats_line
+from moegg.commands.opening import (
+    describe,
+    open_container,
+    open_tokenizer,
+    read_piped,
+    read_stdin,
+    read_text,
+    section_json,
+    warn_beyond_training,
+)
+from moegg.commands.output import ENDED_SILENT, Output, as_json, logprob_lines, silent, stats_line
 from moegg.engine import Engine
 from moegg.errors import ExitStatus, UsageError
 from moegg.sampler import SamplingParams
+
+CONTINUATION_TOKENS = 200       # of an answer without a chat template: base models seldom end by themselves
 
 
 def main(args: dict[str, Any]) -> ExitStatus:
@@ -58,17 +70,18 @@ def main(args: dict[str, Any]) -> ExitStatus:
     if args["--system"] is not None and template is None:
         raise UsageError("run: --system: the file has no chat template, so instructions have no place; put them into the prompt", "usage")
     text = _prompt_text(args)
+    if text is not None and not (text.strip() if template else text):
+        raise UsageError("run: the prompt is empty; give text, or start without it on a terminal for a chat", "usage")
     settings = Settings(
         SamplingParams.from_generation_config(
             section_json(container, "generation_config"), temperature=args["--temp"], top_k=args["--top-k"], top_p=args["--top-p"],
             min_p=args["--min-p"], repeat_penalty=args["--repeat-penalty"], presence_penalty=args["--presence-penalty"],
             frequency_penalty=args["--frequency-penalty"], seed=args["--seed"]),
-        template, args["--raw"], not args["--nothink"], args["--max-tokens"], tuple(args["--stop"]), args["--logprobs"])
-    if (args["--ctx"] or 0) > model.ctx_train:
-        log.warn(f"--ctx {args['--ctx']}: the model was trained for {model.ctx_train} tokens; what lies beyond may be nonsense")
+        template, args["--raw"], not args["--nothink"], args["--max-tokens"] or (None if template else CONTINUATION_TOKENS), tuple(args["--stop"]), args["--logprobs"])
+    warn_beyond_training(model, args["--ctx"] or 0, f"--ctx {args['--ctx']}")
     engine = Engine(container, model, ctx=args["--ctx"], n_threads=args["--threads"])
     log.detail("\n  ".join(["memory", *engine.plan.lines()]))
-    log.detail(f"{engine.n_threads} threads, {settings.sampling}")
+    log.detail(f"{engine.n_threads} threads, {', '.join(f'{name} {value}' for name, value in asdict(settings.sampling).items() if value != {})}")
     output = Output(quiet=args["--json"] or args["--logprobs"] is not None)
     speaker = Speaker(engine, tokenizer, settings, output.show)
     if text is None:
@@ -86,11 +99,11 @@ def _check(args: dict[str, Any]) -> None:
 
 def _prompt_text(args: dict[str, Any]) -> str | None:
     """The prompt, or None for a chat. Of a file or standard input the last line break is no part of the prompt."""
-    if args["--file"] is not None:
-        return read_text(args["--file"]).removesuffix("\n")
-    if args["PROMPT"] not in (None, "-"):
-        return args["PROMPT"]
-    if args["PROMPT"] == "-" or not sys.stdin.isatty():
+    given = args["PROMPT"] if args["--file"] is None else read_text(args["--file"]).removesuffix("\n")
+    if given not in (None, "-") or args["--file"] is not None:
+        piped = read_piped().removesuffix("\n")
+        return f"{given}\n\n{piped}" if given and piped.strip() else given or piped
+    if args["PROMPT"] == "-" or sys.stdin is None or not sys.stdin.isatty():
         return read_stdin().removesuffix("\n")
     if args["--json"] or args["--logprobs"] is not None:
         raise UsageError("run: --json and --logprobs: got no prompt, expected PROMPT, --file or standard input", "usage")
@@ -112,8 +125,12 @@ def _answer(args: dict[str, Any], speaker: Speaker, output: Output, text: str) -
     elif args["--logprobs"] is not None:
         print("".join(logprob_lines(answer, speaker.tokenizer)), end="")
     output.end()
-    if answer.full:
+    if silent(answer):
+        log.info(ENDED_SILENT)
+    elif answer.full:
         log.info(f"the context of {speaker.engine.ctx} tokens is full, so the answer stops here (--ctx)")
+    elif answer.finish_reason == "length" and args["--max-tokens"] is None:
+        log.info(f"the answer stops after {CONTINUATION_TOKENS} tokens, as the file has no chat template in use (--max-tokens)")
     if args["--stats"]:
         log.info(stats_line(answer))
     return ExitStatus.INTERRUPTED if answer.finish_reason == "cancelled" else ExitStatus.OK

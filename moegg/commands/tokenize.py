@@ -3,8 +3,8 @@
 Usage: moegg tokenize [options] MODEL TEXT
 
 MODEL is a .moegg file, or 'demo'; TEXT '-' reads standard input. Prints one token per line: its id,
-a tab, its bytes as quoted text. What looks like a special token stays text, as it does in a prompt;
-no token is added.
+a tab, its bytes as quoted text, or as b'...' if they are not whole characters. What looks like a
+special token stays text, as it does in a prompt; no token is added.
 
 Options:
   --json                   print one JSON object
@@ -16,6 +16,7 @@ import json
 from typing import Any
 
 from moegg.commands.opening import describe, open_container, open_tokenizer, read_stdin
+from moegg.commands.output import piece, quoted
 from moegg.errors import ExitStatus
 
 
@@ -24,9 +25,10 @@ def main(args: dict[str, Any]) -> ExitStatus:
     tokenizer = open_tokenizer(container, describe(container).vocab)
     text = read_stdin() if args["TEXT"] == "-" else args["TEXT"]
     ids = tokenizer.encode(text)
-    pieces = [tokenizer.token_bytes(i).decode("utf-8", "backslashreplace") for i in ids]
+    data = [tokenizer.token_bytes(i) for i in ids]
     if args["--json"]:
-        print(json.dumps({"tokens": ids, "pieces": pieces}, ensure_ascii=False))
+        pieces = [piece(d) for d in data]
+        print(json.dumps({"tokens": ids, "pieces": [p["piece"] for p in pieces], "bytes": [p["bytes"] for p in pieces]}, ensure_ascii=False))
     else:
-        print("".join(f"{i}\t{json.dumps(p, ensure_ascii=False)}\n" for i, p in zip(ids, pieces, strict=True)), end="")
+        print("".join(f"{i}\t{quoted(d)}\n" for i, d in zip(ids, data, strict=True)), end="")
     return ExitStatus.OK

@@ -116,7 +116,7 @@ cdef class Executor:
             raise InternalError(f"thread pool of {n_threads} threads could not be made")
         self.n_threads = n_threads
         part = MG_PART_HEAD + max(pad16(a.head_dim) for a in program.attn)
-        self.e.attn_scratch_floats = MG_QROWS * (MG_TILE + 2 * part)
+        self.e.attn_scratch_floats = MG_QROWS * (MG_TILE + (1 + MG_ATTN_ITEMS) * part)
         self.e.attn_scratch = <float *>self.take(n_threads * self.e.attn_scratch_floats * 4)
         self.e.max_split_rows = 4 * n_threads * MG_QROWS
         self.e.attn_parts = <float *>self.take(self.e.max_split_rows * (ctx // MG_CHUNK + 1) * part * 4)

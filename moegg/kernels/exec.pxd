@@ -7,6 +7,7 @@ cdef extern from "exec.h" nogil:
         MG_QROWS
         MG_CHUNK
         MG_PART_HEAD
+        MG_ATTN_ITEMS
         MG_SILU
         MG_GELU_TANH
         MG_OP_EMBED

@@ -21,6 +21,7 @@ HARMLESS = (  # keys of released configs that change nothing in a text forward p
 )
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")   # read by gguf_decoder()
 IGNORED = ("*.rotary_emb.inv_freq", "lm_head.weight", *ROPE_TENSORS)    # lm_head: some tied checkpoints repeat the embedding
+SIZE_MAX, LAYER_MAX, HEAD_MAX, CTX_MAX = 1 << 24, 4096, 1 << 16, 1 << 30       # of widths; layers; heads and head dims; positions
 ACTS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
 
@@ -33,14 +34,14 @@ class Decoder:
 
     def __init__(self, cfg: ConfigReader, arch: str, *, roots: tuple[str, ...] = ("model.",), plus_one: bool = False,
                  defaults: Mapping[str, Any] | None = None, act_key: str = "hidden_act", act_default: str = "silu"):
-        def size(key: str, high: int = 1 << 24) -> int:
+        def size(key: str, high: int = SIZE_MAX) -> int:
             return cfg.int(key, low=1, high=high, **({"default": defaults[key]} if defaults and key in defaults else {}))
         self.cfg, self.arch, self.roots, self.plus_one = cfg, arch, roots, 1.0 if plus_one else 0.0
         self.d, self.vocab, self.width = size("hidden_size"), size("vocab_size"), size("intermediate_size")
-        self.n_layer, self.n_head = size("num_hidden_layers", 4096), size("num_attention_heads", 1 << 16)
-        self.ctx_train = size("max_position_embeddings", 1 << 30)
+        self.n_layer, self.n_head = size("num_hidden_layers", LAYER_MAX), size("num_attention_heads", HEAD_MAX)
+        self.ctx_train = size("max_position_embeddings", CTX_MAX)
         self.n_kv_head = cfg.int("num_key_value_heads", low=1, default=(defaults or {}).get("num_key_value_heads", self.n_head))
-        self.head_dim = cfg.int("head_dim", low=2, high=1 << 16, default=(defaults or {}).get("head_dim"))
+        self.head_dim = cfg.int("head_dim", low=2, high=HEAD_MAX, default=(defaults or {}).get("head_dim"))
         if self.n_head % self.n_kv_head:
             raise cfg.wrong("num_key_value_heads", f"{self.n_head} query heads cannot share {self.n_kv_head} key and value heads")
         if self.head_dim is None and self.d % self.n_head:
@@ -142,7 +143,8 @@ def gguf_decoder(meta: Mapping[str, Any]) -> tuple[dict[str, Any], ConfigReader]
     """(config, g): the HF-style keys that llama.cpp's loader reads for every decoder, and a reader of '<arch>.*' for the rest.
 
     meta: the file's metadata with Python values, plus what the GGUF source adds: "tensor_names", a frozenset, and
-    "tensor:<name>", a list of floats, for each of NAMES["gguf_tensors"] that the file has.
+    "tensor:<name>", a list of floats, for each of NAMES["gguf_config_tensors"] that the file has. Sizes have Decoder's limits, so that
+    loops over them end.
     """
     arch, names = meta["general.architecture"], meta["tensor_names"]
     own = {k[len(arch) + 1:]: v for k, v in meta.items() if k.startswith(arch + ".")}
@@ -153,18 +155,19 @@ def gguf_decoder(meta: Mapping[str, Any]) -> tuple[dict[str, Any], ConfigReader]
                                        "arch-unsupported")
             own[key] = values[0]
     g = ConfigReader(own, f"{arch}.", "GGUF metadata")
-    tokens = len(meta.get("tokenizer.ggml.tokens") or ()) or None
-    heads, d = g.int("attention.head_count", low=1), g.int("embedding_length", low=1)
-    head_dim = g.int("attention.key_length", default=d // heads)
+    tokens = meta.get("tokenizer.ggml.tokens")
+    tokens = len(tokens) or None if isinstance(tokens, list) else None
+    heads, d = g.int("attention.head_count", low=1, high=HEAD_MAX), g.int("embedding_length", low=1, high=SIZE_MAX)
+    head_dim = g.int("attention.key_length", default=d // heads, low=2, high=HEAD_MAX)
     g.expect("attention.value_length", head_dim)
     g.expect("rope.dimension_count", head_dim)
-    ctx = g.int("context_length", low=1)
+    ctx = g.int("context_length", low=1, high=CTX_MAX)
     config = {
-        "hidden_size": d, "intermediate_size": g.int("feed_forward_length", "expert_feed_forward_length"),
-        "num_hidden_layers": g.int("block_count"), "num_attention_heads": heads,
-        "num_key_value_heads": g.int("attention.head_count_kv", default=heads), "head_dim": head_dim,
+        "hidden_size": d, "intermediate_size": g.int("feed_forward_length", "expert_feed_forward_length", high=SIZE_MAX),
+        "num_hidden_layers": g.int("block_count", low=1, high=LAYER_MAX), "num_attention_heads": heads,
+        "num_key_value_heads": g.int("attention.head_count_kv", default=heads, low=1, high=HEAD_MAX), "head_dim": head_dim,
         "rms_norm_eps": g.float("attention.layer_norm_rms_epsilon"), "max_position_embeddings": ctx,
-        "vocab_size": g.int("vocab_size", default=tokens),
+        "vocab_size": g.int("vocab_size", default=tokens, low=1, high=SIZE_MAX),
         "rope_theta": g.float("rope.freq_base", default=10000.0), "tie_word_embeddings": "output.weight" not in names,
     }
     if scaling := _gguf_scaling(g, meta, ctx):

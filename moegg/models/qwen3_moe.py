@@ -27,7 +27,7 @@ def describe(cfg: ConfigReader) -> Model:
     n = cfg.int("num_experts", "num_local_experts", high=1 << 16)
     width, top_k = cfg.int("moe_intermediate_size", low=1, high=1 << 24), cfg.int("num_experts_per_tok", low=1)
     renormalise = cfg.bool("norm_topk_prob", default=False)
-    step, dense = cfg.int("decoder_sparse_step", low=1, default=1), cfg.list("mlp_only_layers", of=(int,), default=[])
+    step, dense = cfg.int("decoder_sparse_step", low=1, default=1), set(cfg.list("mlp_only_layers", of=(int,), default=[]))
     cfg.expect("shared_expert_intermediate_size", 0)
     cfg.expect("qkv_bias", bias)
     cfg.expect("use_qk_norm", True)

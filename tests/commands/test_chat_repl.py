@@ -81,6 +81,37 @@ def test_messages_of_several_lines(lines, message):
     assert said(talk(lines).prompts[0]) == [("user", message)]
 
 
+@pytest.mark.parametrize("lines, message", [
+    (['"""/usr', 'is a folder"""'], "/usr\nis a folder"), (['"""/exit"""'], "/exit"), (['""" /x"""'], " /x"),
+    (["/usr\\", "is a folder"], "/usr\nis a folder")])
+def test_text_of_several_lines_is_no_command_even_if_it_begins_with_a_slash(lines, message):
+    assert said(talk([*lines, "/exit"]).prompts[0]) == [("user", message)]
+
+
+@pytest.mark.parametrize("word", ["/exit", "/quit", "/bye"])
+def test_every_usual_word_leaves(word):
+    assert talk([word, "unreached"]).prompts == []
+
+
+def test_instructions_can_be_cleared(capsys):
+    assert said(talk(["/system -", "a"], system="be kind").prompts[0]) == [("user", "a")]
+    assert "cleared" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("template", [True, False])
+@pytest.mark.parametrize("reason, words", [("cancelled", "your message is forgotten"), ("stop", "(the model ended without an answer)")])
+def test_a_turn_without_an_answer_is_told_and_not_kept(capsys, template, reason, words):
+    """Ctrl-C during the prompt; a model that ends at once."""
+    speaker = FakeSpeaker(template, [{"finish_reason": reason, "text": "", "tokens": []}])
+    prompts = talk(["a", "b"], speaker).prompts
+    assert (said(prompts[1]) == [("user", "b")] if template else prompts[1] == ["b"]) and words in capsys.readouterr().err
+
+
+def test_reasoning_that_was_cut_short_is_kept():
+    speaker = FakeSpeaker(results=[{"finish_reason": "cancelled", "text": "", "reasoning": "hm"}])
+    assert len(talk(["a", "b"], speaker).prompts[1]) == 3
+
+
 def test_commands_are_never_sent(capsys):
     assert talk(["/help", "/rest", "/exit", "unreached"]).prompts == []
     err = capsys.readouterr().err

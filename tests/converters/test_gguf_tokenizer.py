@@ -130,6 +130,47 @@ def test_contradicting_metadata_is_a_format_error(change):
         tokenizer_from_gguf(metadata_of("gpt2") | {f"tokenizer.ggml.{key}": value})
 
 
+WRONG = {
+    "model": [["llama"], 5, 1.0], "pre": [["gpt-2"], 1], "tokens": ["abc", [1, 2], [], 5], "token_type": [["a"] * 500, [1.5] * 500, 1],
+    "merges": [[1], "a b"], "eos_token_id": [[2], "x", 2.5, True], "bos_token_id": ["a"], "padding_token_id": [[]],
+    "add_bos_token": ["no", [], 1]}
+
+
+@pytest.mark.parametrize("key, value", [(key, value) for key, values in WRONG.items() for value in values])
+def test_a_key_of_another_type_is_a_format_error_that_names_it(key, value):
+    meta = metadata_of("gpt2") | {f"tokenizer.ggml.{key}": value}
+    with pytest.raises(FormatError, match=f"tokenizer.ggml.{key}"):
+        tokenizer_from_gguf(meta)
+        generation_config_from_gguf(meta)
+
+
+@pytest.mark.parametrize("key, value", [("temp", "hot"), ("temp", float("nan")), ("top_k", 40.5), ("top_k", [1]), ("min_p", True)])
+def test_sampling_defaults_of_another_type_are_a_format_error(key, value):
+    with pytest.raises(FormatError, match=f"general.sampling.{key}"):
+        generation_config_from_gguf({f"general.sampling.{key}": value})
+
+
+@pytest.mark.parametrize("key", ["tokenizer.chat_template", "tokenizer.chat_template.tool_use"])
+def test_a_chat_template_that_is_no_text_is_a_format_error(key):
+    with pytest.raises(FormatError, match=f"'{key}': got 5, expected a string"):
+        tokenizer_from_gguf(metadata_of("gpt2") | {key: 5})
+
+
+def test_an_end_token_that_no_token_has_is_left_out():
+    meta = metadata_of("gpt2") | {"tokenizer.ggml.eos_token_id": 4294967295, "tokenizer.ggml.eot_token_id": 2}
+    assert generation_config_from_gguf(meta)["eos_token_id"] == [2]
+
+
+@pytest.mark.parametrize("tokens, says", [(["a" * 3_000_000], "3000000 characters"), (["é" * 1024 + "x"], "1025 characters"),
+                                          ([f"{i:01000}" for i in range(9000)], "characters in all")])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_overlong_tokens_are_refused_before_their_cuts_are_tried(kind, tokens, says):
+    """One token of 3 MB: 3 million cuts of 1.5 MB each."""
+    meta = {"tokenizer.ggml.model": kind, "tokenizer.ggml.tokens": ["b", *tokens], "tokenizer.ggml.merges": []}
+    with pytest.raises(FormatError, match=says):
+        tokenizer_from_gguf(meta | {"tokenizer.ggml.scores": [0.0] * (len(tokens) + 1)})
+
+
 # --- SentencePiece-style ------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module", params=[True, False], ids=["space in front", "no space"])
@@ -177,8 +218,12 @@ def test_sentencepiece_style_special_and_user_tokens(spm):
 
 def test_sentencepiece_style_without_scores_is_a_format_error(spm):
     _, meta = spm
-    with pytest.raises(FormatError, match="tokenizer.ggml.scores.*gguf-tokenizer"):
-        tokenizer_from_gguf(meta | {"tokenizer.ggml.scores": [0.0]})
+    n = len(meta["tokenizer.ggml.tokens"])
+    for scores in ([0.0], ["a"] * n, [float("nan")] * n, None, 1.0):
+        with pytest.raises(FormatError, match="tokenizer.ggml.scores.*gguf-tokenizer"):
+            tokenizer_from_gguf(meta | {"tokenizer.ggml.scores": scores})
+    with pytest.raises(FormatError, match="add_space_prefix"):
+        tokenizer_from_gguf(meta | {"tokenizer.ggml.add_space_prefix": "no"})
 
 
 def test_merges_over_plain_characters_as_gemma4_has_them(spm):

@@ -137,8 +137,9 @@ def test_the_canonical_config_describes_the_same_model(make_hf, make_gguf, dense
 
 
 def tokenizer(folder, ids: int, added: int = 0) -> None:
-    more = [{"id": ids + i, "content": f"<{i}>", "special": True} for i in range(added)]
-    content = {"model": {"vocab": {f"t{i}": i for i in range(ids)}}, "added_tokens": more}
+    flags = {"special": True, **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)}
+    more = [{"id": ids + i, "content": f"<{i}>", **flags} for i in range(added)]
+    content = {"model": {"type": "BPE", "vocab": {f"t{i}": i for i in range(ids)}, "merges": []}, "added_tokens": more}
     (folder / "tokenizer.json").write_text(json.dumps(content))
 
 
@@ -156,6 +157,41 @@ def test_an_added_token_beyond_the_model_is_a_warning_as_in_gemma_3(make_hf):
     folder = make_hf()
     tokenizer(folder, 301, 1)
     assert "'<0>'" in plan(folder).warnings[0]
+
+
+@pytest.mark.parametrize("name, content, slug", [
+    ("tokenizer.json", {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["zz", "qq"]]}}, "tokenizer-damaged"),
+    ("tokenizer_config.json", {"bos_token": [1]}, "config-type"), ("generation_config.json", {"temperature": "hot"}, "config-type"),
+    ("generation_config.json", {"temperature": -1}, "config-value"), ("generation_config.json", {"top_p": 7}, "config-value")])
+def test_what_could_not_run_is_not_converted(make_hf, name, content, slug):
+    folder = make_hf()
+    (folder / name).write_text(json.dumps(content))
+    refuse(folder, slug)
+
+
+@pytest.mark.parametrize("changes", [{"tokenizer.ggml.merges": ["zz qq"]}, {"tokenizer.ggml.tokens": [""]},
+                                     {"general.sampling.temp": 1e9}])
+def test_gguf_metadata_that_could_not_run_is_not_converted(make_gguf, changes):
+    meta = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": ["a", "b", "ab"],
+            "tokenizer.ggml.merges": ["a b"]}
+    assert not make_plan(GGUFSource(make_gguf(more=meta)), RECIPES["keep"]).warnings
+    with pytest.raises(FormatError):
+        make_plan(GGUFSource(make_gguf(more=meta | changes, name="broken.gguf")), RECIPES["keep"])
+
+
+def test_names_of_unread_keys_are_one_printable_line(make_hf, moe):
+    """A lone surrogate cannot be written to a terminal; a line break would forge a message."""
+    names = ["odd\ud800", "a\nmoegg: b", "\x1b]0;x\x07", "plain"]
+    folder = make_hf(moe | {"rope_scaling": {"rope_type": "default", **dict.fromkeys(names, 1)}})
+    [line] = plan(folder).warnings
+    assert line.isprintable() and r"odd\ud800" in line and "rope_scaling.plain" in line
+
+
+@pytest.mark.parametrize("theta", [10**19, 10**6, 10_000.0])
+def test_a_whole_number_where_a_float_is_read_is_stored_as_that_float(make_hf, moe, theta):
+    """10**19 is no 64-bit integer, which a stored config must have."""
+    config = plan(make_hf(moe | {"rope_theta": theta})).config
+    assert type(config["rope_theta"]) is float and config["rope_theta"] == theta
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": {}}', '{"model": {"vocab": {"a": "b"}}}', '{"model": {"vocab": 3}}',

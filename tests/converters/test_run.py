@@ -229,6 +229,40 @@ def test_a_source_is_never_its_own_target(make_gguf):
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "README.md"])
+def test_a_forced_target_inside_the_source_folder_spares_the_source(make_hf, tmp_path, name):
+    folder = make_hf()
+    (folder / "README.md").write_text("# Card")
+    (tmp_path / "alias").symlink_to(folder)
+    before = (folder / name).read_bytes()
+    for out in (folder / name, tmp_path / "alias" / name):
+        with pytest.raises(UsageError, match="file of the source"):
+            convert(folder, out, force=True)
+    assert (folder / name).read_bytes() == before
+
+
+def test_a_source_under_the_name_of_the_partial_file_is_spared(make_gguf, tmp_path):
+    path = make_gguf(name="m.moegg.partial")
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match="file of the source"):
+        convert(path, tmp_path / "m.moegg", force=True)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("recipe, value, lost", [("q4", 1e-9, True), ("q8", 1e-9, True), ("f16", 1e-9, True), ("bf16", 1e-9, False),
+                                                 ("f32", 1e-9, False), ("q4", 0.0, False), ("q4", 1e-4, False)])
+def test_rows_that_become_zero_are_told_of_once(make_hf, moe, tmp_path, recipe, value, lost):
+    def edit(tensors):
+        for name in ("model.layers.0.mlp.experts.2.gate_proj.weight", "model.layers.1.mlp.experts.0.up_proj.weight"):
+            tensors[name] = tensors[name].copy()
+            tensors[name][3:5] = value
+    warned = []
+    convert(make_hf(edit=edit, dtype="F32"), tmp_path / "m.moegg", recipe, warn=warned.append)
+    assert len(warned) == lost
+    if lost:
+        assert "4 rows" in warned[0] and "'model.layers.0.mlp.experts.2.gate_proj.weight', 'model.layers.1" in warned[0]
+
+
 def test_a_full_disk_leaves_nothing(make_hf, tmp_path, monkeypatch):
     folder = make_hf()
     real, written = os.pwrite, 0

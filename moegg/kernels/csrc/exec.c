@@ -216,13 +216,13 @@ static void rope_kv_task(void *ctx, int64_t begin, int64_t end, int worker) {
 /* An attention item: one KV head, one block of tokens of one session, and up to MG_QROWS of their query heads' rows. */
 typedef struct { mg_attn a; const float *q[MG_QROWS]; int32_t pos[MG_QROWS], token[MG_QROWS], head[MG_QROWS]; int n; } attn_item;
 
-typedef struct { mg_exec *e; const mg_op *op; int n_sub, chunks; } attn_ctx;
+typedef struct { mg_exec *e; const mg_op *op; int n_sub, n_blocks, chunks; } attn_ctx;   /* items: KV head, block, part of the heads */
 
 static void attention_item(const attn_ctx *c, int64_t item, attn_item *it) {
     const mg_exec *e = c->e;
     const mg_attn_layer *l = c->op->attn;
-    const int group = l->n_head / l->n_kv, sub = (int)(item % c->n_sub), h_kv = (int)(item / c->n_sub % l->n_kv);
-    const int64_t block = item / c->n_sub / l->n_kv;
+    const int group = l->n_head / l->n_kv, sub = (int)(item % c->n_sub), h_kv = (int)(item / c->n_sub / c->n_blocks);
+    const int64_t block = item / c->n_sub % c->n_blocks;
     const int32_t t0 = e->blocks[block], t1 = e->blocks[block + 1];
     const int g0 = sub * MG_QROWS, g1 = g0 + MG_QROWS < group ? g0 + MG_QROWS : group;
     const mg_kv *kv = &e->kv[e->seq[t0]][l->kv_index];
@@ -251,26 +251,36 @@ static void attention_out(const attn_ctx *c, const attn_item *it, int r, const f
     mg_ops.attention_finish(part, it->a.dim, row(c->e, c->op->dst, it->token[r]) + it->head[r] * it->a.dim);
 }
 
-/* Many items: each walks its chunks and folds them as it goes. */
+/* Many items: up to MG_ATTN_ITEMS neighbours walk the chunks of their KV head together, so that a chunk is read into the cache
+ * once for all of them; each folds its partial results as it goes. */
 static void attention_task(void *ctx, int64_t begin, int64_t end, int worker) {
     const attn_ctx *c = ctx;
     const int64_t stride = MG_PART_HEAD + c->op->attn->shape.dim_pad;
-    float *scratch = c->e->attn_scratch + worker * c->e->attn_scratch_floats, *sum[MG_QROWS], *part[MG_QROWS];
-    attn_item it;
-    for (int r = 0; r < MG_QROWS; r++) {
-        sum[r] = scratch + MG_QROWS * MG_TILE + r * stride;
-        part[r] = sum[r] + MG_QROWS * stride;
-    }
-    for (int64_t item = begin; item < end; item++) {
-        int32_t first, last;
-        attention_item(c, item, &it);
-        chunk_range(&it, &first, &last);
-        mg_ops.attention(&it.a, it.n, it.q, it.pos, first * MG_CHUNK, sum, scratch);
-        for (int32_t k = first + 1; k < last; k++) {
-            mg_ops.attention(&it.a, it.n, it.q, it.pos, k * MG_CHUNK, part, scratch);
-            for (int r = 0; r < it.n; r++) mg_ops.attention_fold(sum[r], part[r], it.a.dim_pad);
+    float *scratch = c->e->attn_scratch + worker * c->e->attn_scratch_floats, *sums = scratch + MG_QROWS * (MG_TILE + stride);
+    float *sum[MG_QROWS], *part[MG_QROWS];
+    attn_item it[MG_ATTN_ITEMS];
+    int32_t first[MG_ATTN_ITEMS], last[MG_ATTN_ITEMS];
+    for (int r = 0; r < MG_QROWS; r++) part[r] = scratch + MG_QROWS * MG_TILE + r * stride;
+    while (begin < end) {
+        int n = 0;
+        int32_t from = INT32_MAX, to = 0;
+        for (; begin + n < end && n < MG_ATTN_ITEMS; n++) {
+            attention_item(c, begin + n, &it[n]);
+            if (it[n].a.k != it[0].a.k) break;           /* another head or session */
+            chunk_range(&it[n], &first[n], &last[n]);
+            from = first[n] < from ? first[n] : from;
+            to = last[n] > to ? last[n] : to;
         }
-        for (int r = 0; r < it.n; r++) attention_out(c, &it, r, sum[r]);
+        for (int32_t k = from; k < to; k++)
+            for (int i = 0; i < n; i++) {
+                if (k < first[i] || k >= last[i]) continue;
+                for (int r = 0; r < it[i].n; r++) sum[r] = sums + (i * MG_QROWS + r) * stride;
+                mg_ops.attention(&it[i].a, it[i].n, it[i].q, it[i].pos, k * MG_CHUNK, k == first[i] ? sum : part, scratch);
+                for (int r = 0; k > first[i] && r < it[i].n; r++) mg_ops.attention_fold(sum[r], part[r], it[i].a.dim_pad);
+            }
+        for (int i = 0; i < n; i++)
+            for (int r = 0; r < it[i].n; r++) attention_out(c, &it[i], r, sums + (i * MG_QROWS + r) * stride);
+        begin += n;
     }
 }
 
@@ -319,14 +329,17 @@ static void op_attention(mg_exec *e, const mg_op *op) {
     }
     e->blocks[n] = e->n_tokens;
     const int64_t items = (int64_t)n * l->n_kv * n_sub;
-    attn_ctx c = {e, op, n_sub, deepest / MG_CHUNK + 1};
+    attn_ctx c = {e, op, n_sub, n, deepest / MG_CHUNK + 1};
     if (c.chunks > 1 && items * MG_QROWS <= e->max_split_rows) {
         mg_pool_run(e->pool, attention_split_task, &c, items * c.chunks, 1);
         mg_pool_run(e->pool, attention_join_task, &c, items, items);
         return;
     }
     const int64_t work = (int64_t)(deepest + 1) * l->shape.dim * group * per_block;
-    mg_pool_run(e->pool, attention_task, &c, items, work >= 65536 ? 1 : 65536 / work);
+    int64_t chunk = items / (4 * mg_pool_threads(e->pool));
+    chunk = chunk < 1 ? 1 : chunk > MG_ATTN_ITEMS ? MG_ATTN_ITEMS : chunk;
+    if (chunk * work < 65536) chunk = 65536 / work;
+    mg_pool_run(e->pool, attention_task, &c, items, chunk);
 }
 
 /* --- experts ------------------------------------------------------------------------------------------------------------ */

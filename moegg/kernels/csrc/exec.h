@@ -55,6 +55,8 @@ typedef struct {
     const mg_moe_layer *moe;
 } mg_op;
 
+#define MG_ATTN_ITEMS 16     /* attention items that share one walk over the keys */
+
 typedef struct { void *k, *v; } mg_kv;          /* one session, one attention layer */
 
 /* Puts the addresses of `n` expert records (ascending ids) into `records`; MG_OK or MG_E_FETCH. */
@@ -69,7 +71,7 @@ typedef struct {
     int64_t *ld;
     uint8_t *act;            /* activation rows of the current product: max_tokens or max_pairs rows */
     const void **act_ptr;    /* [3][max(max_tokens, max_pairs)]: per format, and per pair */
-    float *attn_scratch;     /* one per worker: tile scores, then 2 * MG_QROWS partial results */
+    float *attn_scratch;     /* one per worker: tile scores, then MG_QROWS and MG_ATTN_ITEMS * MG_QROWS partial results */
     int64_t attn_scratch_floats;
     float *attn_parts;       /* [max_split_rows, chunks of the longest context] partial results of a split context */
     int32_t max_split_rows;

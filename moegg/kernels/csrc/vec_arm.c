@@ -1,7 +1,6 @@
 /* vec_arm.c - primitives for AArch64: four vectors of 4 rows per group; the dot product is smlal (neon) or sdot (dotprod).
  *
- * i8mm has no kernels of its own yet: its smmla wants 8 bytes of one row side by side, two vectors zipped at load, and whether
- * that wins over sdot is to be measured; its table is empty, so the level below serves.
+ * i8mm has kernels of another shape, for many activation rows: codes are unpacked once for all of them, then smmla (below).
  */
 #if defined(__aarch64__)
 #include <arm_neon.h>
@@ -189,5 +188,195 @@ const mg_kernel_table mg_table_dotprod = {
 #else
 const mg_kernel_table mg_table_dotprod = {.group = {0}};
 #endif
+
+/* --- i8mm: smmla multiplies 2 activation rows by 2 weight rows, 8 bytes of each ----------------------------------------------
+ *
+ * A panel holds up to 256 columns of a group as signed bytes in the order smmla wants. All activation rows, in fours, go against
+ * it; y is the accumulator from panel to panel. A vector of a tile is x . r, x . r + 1, x' . r, x' . r + 1 for two activation
+ * rows x, x' and two weight rows. With few activation rows a panel does not pay, and sdot serves.
+ */
+#undef TGT
+#undef FN
+#if defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_DOTPROD)
+#define TGT
+#define HAS_I8MM
+#elif defined(__clang__) && __clang_major__ >= 16
+#define TGT __attribute__((target("dotprod,i8mm")))
+#define HAS_I8MM
+#elif !defined(__clang__) && !defined(__ARM_FEATURE_DOTPROD)       /* else gcc was told of a CPU that has none */
+#define TGT __attribute__((target("arch=armv8.2-a+dotprod+i8mm")))
+#define HAS_I8MM
+#endif
+#ifdef HAS_I8MM
+enum { PAIRS = MG_GROUP / 2, BLOCKS = 8 };                /* pairs of weight rows, blocks of a panel */
+enum { SCALED, WITH_MIN, HALVES };                        /* d * sum; and + m * s; d * (sc[0] * sum of 16 + sc[1] * sum of 16) */
+
+typedef struct {
+    int8_t code[BLOCKS][4][PAIRS][16];                    /* per 8 columns: those of one row, of the other */
+    float d[BLOCKS][PAIRS][4], m[BLOCKS][PAIRS][4];       /* both rows', twice */
+    int32_t sc[BLOCKS][2][PAIRS][4];
+} panel;
+
+OP void put_twice(void *pairs, iv v) {
+    int64x2_t u = vreinterpretq_s64_s32(v);
+    vst1q_s64((int64_t *)pairs, vdupq_laneq_s64(u, 0));
+    vst1q_s64((int64_t *)pairs + 2, vdupq_laneq_s64(u, 1));
+}
+OP iv bits(fv v) { return vreinterpretq_s32_f32(v); }
+
+/* The codes of rows 4p..4p+3, less `zero`. */
+OP void put_codes(panel *k, int b, int p, const iv *c, const int zero) {
+    const int8x16_t z = vdupq_n_s8((int8_t)zero);
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
+        vst1q_s8(k->code[b][i][2 * p], vsubq_s8(s8(vzip1q_s32(c[2 * i], c[2 * i + 1])), z));
+        vst1q_s8(k->code[b][i][2 * p + 1], vsubq_s8(s8(vzip2q_s32(c[2 * i], c[2 * i + 1])), z));
+    }
+}
+
+/* q4_0 to q8_0: d, m if any, fifth bits if any, codes. */
+OP const uint8_t *fill_32(panel *k, const uint8_t *w, int blocks, const int width, const int kind) {
+    const int codes = kind == WITH_MIN ? 64 : 32;
+    for (int b = 0; b < blocks; b++, w += codes + 64 * width) {
+        prefetch_neon(w, codes + 64 * width);
+        for (int p = 0; p < 4; p++) {
+            const uint8_t *u = w + codes + 16 * p;
+            iv c[8];
+            if (width == 8) _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) c[i] = ld(u + 64 * i);
+            else nibbles_neon(u + 64 * (width - 4), c);
+            if (width == 5) _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) c[i] = fifth(c[i], ld(u), i);
+            put_codes(k, b, p, c, width == 8 || kind == WITH_MIN ? 0 : 1 << (width - 1));
+            put_twice(k->d[b][2 * p], bits(halves(w + 8 * p)));
+            if (kind == WITH_MIN) put_twice(k->m[b][2 * p], bits(halves(w + 32 + 8 * p)));
+        }
+    }
+    return w;
+}
+
+/* q4_k, q5_k: d, dmin, scales, fifth bits if any, nibbles. */
+OP const uint8_t *fill_k(panel *k, const uint8_t *w, const int width) {
+    const int bytes = 256 + 512 * width;
+    prefetch_neon(w, bytes);
+    for (int p = 0; p < 4; p++) {
+        fv d = halves(w + 8 * p), dmin = vnegq_f32(halves(w + 32 + 8 * p));
+        iv sc[2], mn[2], c[8];
+        scales_neon(w + 64 + 16 * p, sc, mn);
+        _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++) {
+            half_nibbles_neon(w + 256 + 512 * (width - 4) + 512 * (j / 2) + 16 * p, j % 2, c);
+            for (int i = 0; width == 5 && i < 8; i++) c[i] = merge(c[i], ld(w + 256 + 64 * i + 16 * p), 4 - j, 0x10);
+            put_codes(k, j, p, c, 0);
+            put_twice(k->d[j][2 * p], bits(mul(d, cvt(byte_at(sc[j / 4], j % 4)))));
+            put_twice(k->m[j][2 * p], bits(mul(dmin, cvt(byte_at(mn[j / 4], j % 4)))));
+        }
+    }
+    return w + bytes;
+}
+
+OP const uint8_t *fill_q6_k(panel *k, const uint8_t *w) {
+    prefetch_neon(w, 16 * 210);
+    for (int p = 0; p < 4; p++)
+        _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++) {
+            iv c[8], sc = ld(w + 16 * 192 + 64 * (j / 2) + 16 * p);
+            half_nibbles_neon(w + 1024 * (j / 4) + 512 * (j % 2) + 16 * p, j % 4 / 2, c);
+            _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++)
+                c[i] = merge(c[i], ld(w + 16 * 128 + 512 * (j / 4) + 64 * i + 16 * p), 4 - j % 4 * 2, 0x30);
+            put_codes(k, j, p, c, 32);
+            put_twice(k->d[j][2 * p], bits(halves(w + 16 * 208 + 8 * p)));
+            for (int h = 0; h < 2; h++) put_twice(k->sc[j][h][2 * p], sbyte_at(sc, j % 2 * 2 + h));
+        }
+    return w + 16 * 210;
+}
+
+/* Half a panel, four pairs of weight rows from r0 on, by T / 2 pairs of activation rows. q, x: their codes and blocks. */
+OP TGT void tile_i8mm(const panel *k, int blocks, int r0, const int8_t **q, const mg_a8 **x, float **y, const int T,
+                      const int kind) {
+#define EACH _Pragma("GCC unroll 4") for (int r = 0; r < 4; r++) _Pragma("GCC unroll 2") for (int t = 0; t < T / 2; t++)
+    fv acc[4][2];
+    EACH acc[r][t] = vcombine_f32(vld1_f32(y[2 * t] + 2 * (r0 + r)), vld1_f32(y[2 * t + 1] + 2 * (r0 + r)));
+    for (int b = 0; b < blocks; b++) {
+        iv s[4][2], sum[4][2];
+        fv dx[2], ds[2];
+        EACH s[r][t] = izero();
+        _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
+            int8x16_t v[2];
+            _Pragma("GCC unroll 2") for (int t = 0; t < T / 2; t++)
+                v[t] = vcombine_s8(vld1_s8(q[2 * t] + 32 * b + 8 * i), vld1_s8(q[2 * t + 1] + 32 * b + 8 * i));
+            EACH s[r][t] = vmmlaq_s32(s[r][t], v[t], vld1q_s8(k->code[b][i][r0 + r]));
+            if (kind == HALVES && i == 1)
+                EACH {
+                    sum[r][t] = muli(s[r][t], ld(k->sc[b][0][r0 + r]));
+                    s[r][t] = izero();
+                }
+        }
+        if (kind == HALVES) EACH s[r][t] = vmlaq_s32(sum[r][t], s[r][t], ld(k->sc[b][1][r0 + r]));
+        _Pragma("GCC unroll 2") for (int t = 0; t < T / 2; t++) {
+            fv z = vzip1q_f32(asf(ld(x[2 * t] + b)), asf(ld(x[2 * t + 1] + b)));                  /* d, d', ds, ds' */
+            dx[t] = vzip1q_f32(z, z);
+            ds[t] = vzip2q_f32(z, z);
+        }
+        EACH {
+            acc[r][t] = madd(mul(vld1q_f32(k->d[b][r0 + r]), dx[t]), cvt(s[r][t]), acc[r][t]);
+            if (kind == WITH_MIN) acc[r][t] = madd(vld1q_f32(k->m[b][r0 + r]), ds[t], acc[r][t]);
+        }
+    }
+    EACH {
+        vst1_f32(y[2 * t] + 2 * (r0 + r), vget_low_f32(acc[r][t]));
+        vst1_f32(y[2 * t + 1] + 2 * (r0 + r), vget_high_f32(acc[r][t]));
+    }
+#undef EACH
+}
+
+/* The last activation row stands in for those that are missing in a pair: the same sums twice. */
+OP TGT void rows_i8mm(const panel *k, int64_t b, int blocks, int64_t cols, const void *const *a, int n, float *const *y,
+                      const int kind) {
+    for (int t = 0; t < n; t += 4) {
+        const int8_t *q[4];
+        const mg_a8 *x[4];
+        float *v[4];
+        for (int i = 0; i < 4; i++) {
+            const int u = t + i < n ? t + i : n - 1;
+            q[i] = mg_a8_q(a[u]) + 32 * b;
+            x[i] = mg_a8_blocks(a[u], cols) + b;
+            v[i] = y[u];
+        }
+        for (int r = 0; r < PAIRS; r += 4) {
+            if (n - t > 2) tile_i8mm(k, blocks, r, q, x, v, 4, kind);
+            else tile_i8mm(k, blocks, r, q, x, v, 2, kind);
+        }
+    }
+}
+
+/* few: activation rows below which sdot takes fewer cycles by the models of Neoverse N2, V1 and V2 in llvm-mca 19. */
+#define GROUP(name, few, KIND, FILL)                                                                          \
+    static TGT void name##_i8mm(const uint8_t *w, int64_t cols, const void *const *a, int n, float *const *y) {\
+        if (n < few) {                                                                                        \
+            name##_dotprod(w, cols, a, n, y);                                                                 \
+            return;                                                                                           \
+        }                                                                                                     \
+        panel k;                                                                                              \
+        for (int t = 0; t < n; t++) memset(y[t], 0, MG_GROUP * sizeof(float));                                \
+        for (int64_t b = 0; b < cols / 32; b += BLOCKS) {                                                     \
+            const int blocks = cols / 32 - b < BLOCKS ? (int)(cols / 32 - b) : BLOCKS;                        \
+            w = FILL;                                                                                         \
+            rows_i8mm(&k, b, blocks, cols, a, n, y, KIND);                                                    \
+        }                                                                                                     \
+    }
+
+GROUP(q4_0, 6, SCALED, fill_32(&k, w, blocks, 4, SCALED))
+GROUP(q4_1, 6, WITH_MIN, fill_32(&k, w, blocks, 4, WITH_MIN))
+GROUP(q5_0, 6, SCALED, fill_32(&k, w, blocks, 5, SCALED))
+GROUP(q5_1, 6, WITH_MIN, fill_32(&k, w, blocks, 5, WITH_MIN))
+GROUP(q8_0, 6, SCALED, fill_32(&k, w, blocks, 8, SCALED))
+GROUP(q4_k, 3, WITH_MIN, fill_k(&k, w, 4))
+GROUP(q5_k, 3, WITH_MIN, fill_k(&k, w, 5))
+GROUP(q6_k, 3, HALVES, fill_q6_k(&k, w))
+
+const mg_kernel_table mg_table_i8mm = {
+    .group = {
+        [2] = q4_0_i8mm, [3] = q4_1_i8mm, [6] = q5_0_i8mm, [7] = q5_1_i8mm, [8] = q8_0_i8mm,
+        [12] = q4_k_i8mm, [13] = q5_k_i8mm, [14] = q6_k_i8mm,
+    },
+};
+#else
 const mg_kernel_table mg_table_i8mm = {.group = {0}};
+#endif
 #endif

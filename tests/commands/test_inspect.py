@@ -1,0 +1,40 @@
+"""moegg inspect and hostile files: values of any type, text that would drive a terminal."""
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from moegg.cli import explain
+from moegg.commands import inspect
+from moegg.commands.opening import open_container
+from moegg.errors import ExitStatus, MoeggError
+
+PARTS = ("path", "name", "arch", "file_bytes", "root", "content_id", "tensors", "layers", "resident", "gather", "experts", "sections", "summary")
+
+
+def with_meta(meta: dict) -> SimpleNamespace:
+    container = open_container("demo")
+    return SimpleNamespace(meta=meta, **{name: getattr(container, name) for name in PARTS})
+
+
+@pytest.mark.parametrize("value", [None, True, 1, -1e300, float("nan"), 10**30, "x", [1], {}, {"name": 5}, {"version": "x"}], ids=repr)
+@pytest.mark.parametrize("key", ["quant", "parameters", "active_parameters", "source", "creator"])
+def test_meta_of_any_type_is_shown_or_a_named_error_never_exit_code_70(key, value):
+    try:
+        assert inspect.report(with_meta({"parameters": 5, key: value}), {})
+    except MoeggError as e:
+        assert explain(e)[1] == ExitStatus.BAD_FILE
+
+
+def test_text_in_a_file_cannot_drive_the_terminal_or_forge_a_line(monkeypatch, capsys):
+    container = with_meta({"quant": {"name": "\x1b]0;pwned\x07"}})
+    provenance = {"a\x1b[31m": "x\nmoegg: fake", "b\x9b": "\u202e"}
+    monkeypatch.setattr(inspect, "open_container", lambda model: container)
+    monkeypatch.setattr(inspect, "section_json", lambda container, name: provenance)
+    inspect.main({"MODEL": "demo", "--json": False})
+    out = capsys.readouterr().out
+    assert r"\x1b]0;pwned\x07" in out and r"  a\x1b[31m: x\nmoegg: fake" in out
+    assert all(ch == "\n" or ch.isprintable() for ch in out)
+    inspect.main({"MODEL": "demo", "--json": True})
+    out = capsys.readouterr().out
+    assert out.isascii() and out.count("\n") == 1 and json.loads(out)["provenance"] == provenance
