@@ -241,11 +241,13 @@ def test_a_file_cut_while_mapped_ends_with_one_line_not_a_bare_sigbus(files, tmp
     path.write_bytes(files["llama", "q8"].read_bytes())
     code = f"""
 import os
-from tests.loading import open_engine
-engine = open_engine({str(path)!r}, ctx=64)
+from pathlib import Path
+from moegg.commands.opening import describe, open_container
+from moegg.engine import Engine
+container = open_container(Path({str(path)!r}))
+engine = Engine(container, describe(container), ctx=64)
 os.truncate({str(path)!r}, 4096)
 engine.mapped[-1]
 """
-    root = str(Path(__file__).parents[2])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 6 and done.stderr.count("\n") == 1 and str(path) in done.stderr and "[io-mapped]" in done.stderr
