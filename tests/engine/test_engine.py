@@ -1,7 +1,6 @@
 """Engine and Session: invariance of the results, several sessions in a pass, rewinding, limits."""
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
