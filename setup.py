@@ -27,7 +27,7 @@ if DEBUG:
 EXTENSIONS += [extension("moegg.kernels.ops", "moegg/kernels/ops.pyx"), extension("moegg.engine.forward", "moegg/engine/forward.pyx")]
 
 setup(
-    packages=["moegg", "moegg.models", "moegg.kernels", "moegg.engine", "moegg.commands", "moegg.formats", "moegg.converters"],
+    packages=["moegg", "moegg.models", "moegg.kernels", "moegg.engine", "moegg.commands", "moegg.server", "moegg.formats", "moegg.converters"],
     package_dir={"moegg": "moegg", "moegg.formats": "formats", "moegg.converters": "converters"},
     ext_modules=cythonize(EXTENSIONS, build_dir="build/cython", compiler_directives={
         "language_level": 3, "boundscheck": DEBUG, "wraparound": False, "cdivision": True, "initializedcheck": DEBUG,

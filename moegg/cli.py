@@ -5,6 +5,7 @@ Usage: moegg [options] [COMMAND] [ARGUMENTS...]
 Commands:
   convert      make a .moegg file from a Hugging Face folder or a GGUF file
   run          answer a prompt, or chat on the terminal
+  server       serve a model to other programs over HTTP
   inspect      show what a file holds
   verify       check every checksum of a file
   tokenize     show the tokens of a text
@@ -29,7 +30,7 @@ from moegg import __version__, log
 from moegg.commands.options import did_you_mean, parse
 from moegg.errors import ExitStatus, InternalError, IOFailure, MoeggError, UsageError
 
-COMMANDS = ("convert", "run", "inspect", "verify", "tokenize", "forward", "bench")
+COMMANDS = ("convert", "run", "server", "inspect", "verify", "tokenize", "forward", "bench")
 QUICK_START = """
 Quick start:
   moegg run demo "Once upon a time"

@@ -41,6 +41,7 @@ LAYERS = {
     "moegg.converters": May(f"{BASE} quants arch kernels formats models registry tokenizer sampler converters",
                             "numpy tokenizers sentencepiece safetensors huggingface_hub"),
     "moegg.engine": May(f"{BASE} quants arch kernels registry planner sampler formats engine", "numpy cython cpython libc posix"),
+    "moegg.server": May(f"{BASE} stream tokenizer chat sampler engine server", "numpy bottle waitress llguidance"),
     "moegg.commands": May("*", "docopt numpy tqdm"),
     "moegg.cli": May("*"),
     "moegg.__main__": May("*"),

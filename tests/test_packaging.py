@@ -60,7 +60,8 @@ def test_metadata():
 
 def test_every_third_party_import_is_a_dependency():
     names = {"docopt": "docopt-ng"}
-    declared = {re.match(r"[\w-]+", d)[0] for d in PROJECT["project"]["dependencies"]}
+    project = PROJECT["project"]
+    declared = {re.match(r"[\w-]+", d)[0] for d in [*project["dependencies"], *project["optional-dependencies"]["grammar"]]}
     imported = set()
     for folder in FOLDERS.values():
         for p in folder.rglob("*.py"):

@@ -93,7 +93,9 @@ OPTIONS: dict[str, Callable[[str, str], Any]] = {
     "--tokens": token_ids, "--prompt": whole(0, 1 << 24), "--warm": whole(0, 1 << 24), "--gen": whole(0, 1 << 24),
     "--ctx-depth": whole(0, 1 << 24), "--runs": whole(1, 10_000),
     "--threads": whole(1, 1024), "--ctx": whole(1, 1 << 24), "--max-tokens": whole(1, 1 << 24), "--seed": whole(0, 2**64 - 1),
-    "--system": text, "--stop": text, "--logprobs": whole(0, 20),
+    "--host": text, "--port": whole(0, 65535), "--allow-host": text, "--cors-origin": text, "--api-key": text, "--api-key-file": path,
+    "--alias": text, "--parallel": whole(1, 64), "--queue": whole(0, 4096), "--idle-release": number(0.01, 100_000),
+    "--ping": number(0.1, 3600), "--system": text, "--stop": text, "--logprobs": whole(0, 20),
     "--temp": number(0, 100), "--top-k": whole(0, 1 << 24), "--top-p": number(0, 1), "--min-p": number(0, 1),
     "--repeat-penalty": number(0.01, 100), "--presence-penalty": number(-100, 100), "--frequency-penalty": number(-100, 100),
 }

@@ -1,0 +1,208 @@
+"""From an Ask to jobs for the engine: chat templates, fill-in-the-middle, tool instructions, sampling defaults of the model.
+
+Owns every decision that needs the model's texts: which template variant, what reasoning looks like, which ids end an answer.
+Everything that can be refused is refused here, before a response has begun. Runs in request threads; holds nothing that changes.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moegg.chat import choose_template, encode_chat, render
+from moegg.sampler import Sampler, SamplingParams
+from moegg.server import tools
+from moegg.server.ask import Ask
+from moegg.server.grammar import Grammars
+from moegg.server.problem import bad
+from moegg.server.voice import Voice
+from moegg.server.worker import Job
+from moegg.stream import reasoning_started, reasoning_tags
+from moegg.tokenizer import Tokenizer
+
+# Fill-in-the-middle tokens (prefix, suffix, middle) and whether the suffix comes first. Sources: the tokenizers of Qwen2.5-Coder,
+# StarCoder2 and Granite, DeepSeek-Coder, CodeGemma, Codestral.
+FIM = ((("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), False),
+       (("<fim_prefix>", "<fim_suffix>", "<fim_middle>"), False),
+       (("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"), False),
+       (("[PREFIX]", "[SUFFIX]", ""), True))
+# What models write where a hole is filled, besides their usual ends.
+FIM_ENDS = ("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<file_sep>", "<fim_pad>", "<|cursor|>")
+# Variables that would let a client write special tokens, or that this module sets itself.
+RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
+# how models are asked for calls whose template says nothing about tools
+TOOL_INTRO = ("You may call the functions below. To call one, write a line with <tool_call>, then one JSON object "
+              '{"name": <function name>, "arguments": <object>}, then </tool_call>. The functions, as JSON:\n')
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """ids; thinking: they end inside an open reasoning block; raw: text that the answer continues; ends: more ids that end it."""
+    ids: tuple[int, ...]
+    thinking: bool = False
+    raw: bool = False
+    ends: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Prompter:
+    """The model's side of a request. templates: {'default': jinja, ...}; family: the architecture's name; ctx: tokens."""
+    tokenizer: Tokenizer
+    templates: Mapping[str, str]
+    generation: Mapping[str, Any]
+    family: str
+    vocab: int
+    ctx: int
+    grammars: Grammars
+
+    # --- prompts ------------------------------------------------------------------------------------------------------------
+
+    def prompts(self, ask: Ask) -> list[Prompt]:
+        """The prompts of a request. Raises Problem and BadRequest for what the model or its template cannot take."""
+        if ask.messages is not None and not (ask.prompts and choose_template(self.templates) is None):
+            return [self._chat(ask)]
+        if ask.suffix is not None:
+            return [self._infill(text, ask.suffix) for text in ask.prompts]
+        return [Prompt(self._checked(p) if isinstance(p, tuple) else tuple(self.tokenizer.encode(p, add_bos=True)), raw=True)
+                for p in ask.prompts]
+
+    def template(self, ask: Ask) -> str:
+        template = choose_template(self.templates, ask.tools)
+        if template is None:
+            raise bad("this model has no chat template; use /v1/completions", "messages", "no_chat_template")
+        return template
+
+    def rendered(self, ask: Ask) -> str:
+        """The prompt as text, for people who look."""
+        template = self.template(ask)
+        messages, given = self._parts(ask, template)
+        return render(template, messages, tools=given, variables={**self.tokenizer.named, **self._variables(ask)})
+
+    def _chat(self, ask: Ask) -> Prompt:
+        template = self.template(ask)
+        messages, given = self._parts(ask, template)
+        variables, begun = self._variables(ask), ""
+        if ask.continues:
+            begun, messages = _text_of(messages[-1]), messages[:-1]
+            variables = {"enable_thinking": False, **variables}
+        ids = encode_chat(self.tokenizer, template, messages, tools=given, variables=variables)
+        tags = reasoning_tags(template)
+        thinking = tags is not None and not begun and reasoning_started(self.tokenizer.decode(ids[-16:]), tags[0])
+        return Prompt(tuple(ids + (self.tokenizer.encode(begun) if begun else [])), thinking)
+
+    def _parts(self, ask: Ask, template: str) -> tuple[list[Mapping[str, Any]], Sequence[Any] | None]:
+        """Messages and tools for the template; as text in the messages if it knows nothing of tools."""
+        used = ask.tools or any(m.get("tool_calls") or m["role"] == "tool" for m in ask.messages)
+        if not used or "tools" in template:
+            return list(ask.messages), ask.tools or None
+        return plain_tools(ask.messages, ask.tools), None
+
+    def _variables(self, ask: Ask) -> dict[str, Any]:
+        for name, value in ask.variables.items():
+            if name in RESERVED or name in self.tokenizer.named:
+                raise bad(f"chat_template_kwargs: {name!r:.40} cannot be set", "chat_template_kwargs")
+            if not (value is None or isinstance(value, (bool, int, float, str))):
+                raise bad(f"chat_template_kwargs: {name!r:.40}: expected text, a number or a boolean", "chat_template_kwargs")
+            if isinstance(value, str) and next(self.tokenizer.specials.spans(value), None) is not None:
+                raise bad(f"chat_template_kwargs: {name!r:.40}: holds a special token", "chat_template_kwargs")
+        return dict(ask.variables)
+
+    def _infill(self, prefix: str | tuple[int, ...], suffix: str) -> Prompt:
+        before = list(prefix) if isinstance(prefix, tuple) else self.tokenizer.encode(prefix)
+        after = self.tokenizer.encode(suffix)
+        for names, suffix_first in FIM:
+            marks = [self._special(name) for name in names]
+            if None not in marks:
+                a, b, c = marks
+                ids = [*b, *after, *a, *before] if suffix_first else [*a, *before, *b, *after, *c]
+                ends = frozenset(i for mark in (*marks, *map(self._special, FIM_ENDS)) for i in mark or ())
+                return Prompt(self._checked(tuple(self.tokenizer.prefix_ids + ids)), raw=True, ends=ends)
+        raise bad("suffix: this model has no fill-in-the-middle tokens", "suffix", "unsupported")
+
+    def _special(self, name: str) -> list[int] | None:
+        ids = self.tokenizer.encode(name, special=True) if name else []
+        return ids if len(ids) == (1 if name else 0) else None
+
+    def _checked(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        worst = next((i for i in ids if not 0 <= i < self.vocab), None)
+        if worst is not None:
+            raise bad(f"prompt: token id {worst} is outside the vocabulary of {self.vocab} tokens", "prompt", "token_range")
+        return ids
+
+    # --- jobs ---------------------------------------------------------------------------------------------------------------
+
+    def jobs(self, ask: Ask, prompts: Sequence[Prompt]) -> list[Job]:
+        """n jobs per prompt, in order. With a seed, answer k of a prompt has seed + k."""
+        params = self.sampling(ask)
+        template = choose_template(self.templates, ask.tools) if ask.messages is not None else None
+        form = self._form(template)
+        out = []
+        for prompt in prompts:
+            if not prompt.ids:
+                raise bad("prompt: got no tokens, expected some text", "prompt")
+            for k in range(ask.n):
+                seed = None if params.seed is None else params.seed + k
+                out.append(Job(list(prompt.ids), Sampler(params, seed), self._voice(ask, prompt, template, form),
+                               self._ends(ask, prompt),
+                               ask.max_tokens, ask.logprobs, self.grammars.start(ask, form)))
+        return out
+
+    def _form(self, template: str | None) -> tools.ToolFormat:
+        """How this model writes calls; one that was told of tools by `plain_tools` writes them as it was told."""
+        if template is None:
+            return tools.NONE
+        form = tools.parser_for(template, self.family if "tools" in template else "hermes")
+        return tools.TAGS if form is tools.NONE else form       # the commonest
+
+    def _ends(self, ask: Ask, prompt: Prompt) -> frozenset[int]:
+        if ask.ignore_eos:
+            return frozenset()
+        return self.tokenizer.eos_ids | prompt.ends | (frozenset() if prompt.raw else self.tokenizer.turn_ids)
+
+    def sampling(self, ask: Ask) -> SamplingParams:
+        for token in ask.sampling.get("logit_bias") or ():
+            if not 0 <= token < self.vocab:
+                raise bad(f"logit_bias: token id {token} is outside the vocabulary of {self.vocab} tokens", "logit_bias",
+                          "token_range")
+        params = SamplingParams.from_generation_config(self.generation, **ask.sampling)
+        if not ask.ignore_eos:
+            return params
+        ban = dict.fromkeys(self.tokenizer.eos_ids | self.tokenizer.turn_ids, float("-inf"))
+        return SamplingParams(**{**vars(params), "logit_bias": {**params.logit_bias,
+                                                                **{i: b for i, b in ban.items() if i < self.vocab}}})
+
+    def _voice(self, ask: Ask, prompt: Prompt, template: str | None, form: tools.ToolFormat) -> Voice:
+        calls = form.stream(ask.tools) if ask.tools or form.reasons else None
+        tags = None if form.reasons else reasoning_tags(template)
+        return Voice(self.tokenizer, tags=tags, thinking=prompt.thinking, inline=not ask.split_reasoning, stops=ask.stop, calls=calls,
+                     parallel_calls=ask.parallel_calls, continues=prompt.raw or ask.continues)
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else "".join(p.get("text", "") for p in content or ())
+
+
+def plain_tools(messages: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages in which tools, calls and results are text, in the form that Hermes models use and many others have seen."""
+    out: list[dict[str, Any]] = []
+    for m in messages:
+        if m["role"] == "tool":
+            text = f"<tool_response>\n{_text_of(m)}\n</tool_response>"
+            if out and out[-1]["role"] == "user" and out[-1].get("results"):
+                out[-1]["content"] += "\n" + text
+            else:
+                out.append({"role": "user", "content": text, "results": True})
+        elif m.get("tool_calls"):
+            calls = [f"<tool_call>\n{json.dumps(c['function'], ensure_ascii=False)}\n</tool_call>" for c in m["tool_calls"]]
+            out.append({"role": m["role"], "content": "\n".join([*filter(None, [_text_of(m)]), *calls])})
+        else:
+            out.append(dict(m))
+    if given:
+        intro = TOOL_INTRO + "\n".join(json.dumps(t["function"], ensure_ascii=False) for t in given)
+        if out and out[0]["role"] == "system":
+            out[0] = {**out[0], "content": f"{_text_of(out[0])}\n\n{intro}"}
+        else:
+            out.insert(0, {"role": "system", "content": intro})
+    return [{k: v for k, v in m.items() if k != "results"} for m in out]

@@ -1,0 +1,112 @@
+"""Waitress around the application: sockets, threads, limits, and a stop that lets answers end.
+
+Owns the two settings that cancellation needs: channel_request_lookahead=1, without which waitress does not see that a client has
+gone, and a thread for every request that may run or wait. What waitress refuses itself is JSON too.
+"""
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from waitress import wasyncore
+from waitress.channel import HTTPChannel
+from waitress.server import create_server
+from waitress.task import ErrorTask
+
+from moegg.errors import IOFailure
+from moegg.server.guard import error_body
+from moegg.server.problem import Problem
+
+SPARE_THREADS = 16          # for requests that do not wait for the engine
+MAX_CONNECTIONS = 512
+BACKLOG = 128
+DRAIN_S = 3.0
+
+
+class _Refusal(ErrorTask):
+    """A request that waitress could not read."""
+
+    def execute(self) -> None:
+        e = self.request.error
+        body = error_body(getattr(self.request, "path", ""),
+                          Problem(e.code, f"{e.reason.lower()}: {' '.join(e.body.split())[:200]}",
+                                                                     code="invalid_http_request"))
+        self.status = f"{e.code} {e.reason}"
+        self.response_headers.append(("Content-Type", "application/json"))
+        self.set_close_on_finish()
+        self.content_length = len(body)
+        self.write(body)
+
+
+class _Channel(HTTPChannel):
+    error_task_class = _Refusal
+
+
+class Server:
+    """Listens as soon as it exists; `run` serves until `stop`. on_stop: called first by stop, ends the answers."""
+
+    def __init__(self, app: Callable[..., Any], host: str, port: int, *, answers: int, max_body: int,
+                 on_stop: Callable[[], None]):
+        """answers: requests that may run or wait at once. port 0: any free one. Raises IOFailure."""
+        for name in ("waitress", "waitress.queue"):     # they warn of what is normal here: queues, and clients that go
+            logging.getLogger(name).setLevel(logging.ERROR)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        except (OSError, OverflowError) as e:
+            reason = getattr(e, "strerror", None) or e
+            raise IOFailure(f"{host}:{port}: cannot listen: {reason}; choose another --host or --port", "io-listen") from e
+        self._http = create_server(app, map={}, sockets=[sock], threads=answers + SPARE_THREADS, backlog=BACKLOG,
+                                   channel_request_lookahead=1, connection_limit=MAX_CONNECTIONS, asyncore_use_poll=True,
+                                   max_request_body_size=max_body, ident="moegg", clear_untrusted_proxy_headers=True,
+                                   asyncore_loop_timeout=1, cleanup_interval=10)
+        self._http.channel_class = _Channel
+        self.host, self.port = host, int(self._http.effective_port)
+        self._on_stop = on_stop
+        self._stopped = threading.Event()
+        self._waking, self._ended = threading.Lock(), False
+
+    @property
+    def url(self) -> str:
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    def run(self) -> None:
+        """Serves in this thread until another one, or a signal handler's, has called stop."""
+        try:
+            self._http.run()
+        finally:
+            threads = self._http.task_dispatcher
+            threads.shutdown(timeout=DRAIN_S)
+            with self._waking:
+                self._ended = True
+                if not threads.threads:
+                    self._http.trigger.close()
+
+    def stop(self) -> None:
+        """Ends all answers, lets their responses out, closes everything; returns when that is asked for. Any thread but run's."""
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
+        self._on_stop()
+        end = time.monotonic() + DRAIN_S
+        while time.monotonic() < end and any(c.requests or c.total_outbufs_len
+                                             for c in list(self._http.active_channels.values())):
+            time.sleep(0.02)
+        with self._waking:
+            if not self._ended:         # by an interrupt
+                self._http.trigger.pull_trigger(self._close)
+
+    def _close(self) -> None:
+        """Runs in the thread of `run`, whose loop ends when nothing is left to watch.
+
+        The pipe that wakes the loop stays open: threads that end a response, and `stop`, still write to it, and its number could
+        by then be that of another file.
+        """
+        for channel in list(self._http.active_channels.values()):
+            channel.handle_close()
+        self._http.trigger.del_channel()
+        wasyncore.dispatcher.close(self._http)

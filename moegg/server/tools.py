@@ -1,0 +1,164 @@
+"""Tool calls in a model's text: the format a model uses, and its output as events, whole or streamed.
+
+Owns the table of formats and the loop around them. The rules:
+- A call is handed out when it is whole, never half, as CallStart, Arguments, CallEnd; so a stop in the middle runs nothing.
+- What begins like a call and is none is content, to the letter. Nothing raises, nothing is lost.
+- Content waits only while its end may be the beginning of an opener, or is blank.
+- However the text is cut, the events add up to the same; a whole output is parsed by the same stream.
+- Names the request does not know are calls all the same: the client decides. Without tools everything is content.
+Refuses: wire formats, and deciding whether a model may be given tools.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from moegg.server import tools_families as families
+from moegg.server import tools_harmony as harmony
+from moegg.server import tools_tags as tags
+from moegg.server.tools_calls import Draft
+from moegg.server.tools_events import (
+    Arguments,
+    Call,
+    CallEnd,
+    CallStart,
+    Clerk,
+    Content,
+    Event,
+    Message,
+    Reasoning,
+    collect,
+)
+from moegg.server.tools_text import BLANK, Malformed, Steps, Text, released
+from moegg.server.tools_types import Signatures
+
+__all__ = ["FORMATS", "NONE", "Arguments", "Call", "CallEnd", "CallStart", "Content", "Event", "Message", "Reasoning",
+           "ToolFormat", "ToolStream", "collect", "parser_for"]
+
+MAX_FAILURES = 16       # calls that the end of the output left unfinished; behind so many, openers are content
+
+
+class ToolFormat(NamedTuple):
+    """How a family of models writes calls. Outputs must be decoded with special tokens shown: most markers are such."""
+    name: str
+    openers: tuple[str, ...] = ()       # texts that begin a call
+    read: Callable[[Text, str, Draft], Steps[None]] | None = None
+    bare: bool = False                  # a call may also begin the output, or follow a call, with '{' or '['
+    id_prefix: str = "call_"
+    id_chars: int = 24
+    reasons: bool = False               # the format marks reasoning itself: no ReasoningSplitter in front of it
+
+    def stream(self, tools: Sequence[Any] | None) -> ToolStream:
+        """A parser for one output; `tools` as the request has them."""
+        return ToolStream(self, tools)
+
+    def parse(self, text: str, tools: Sequence[Any] | None) -> tuple[str, list[Call]]:
+        """(content, calls) of a whole output."""
+        message = self.message(text, tools)
+        return message.content, message.calls
+
+    def message(self, text: str, tools: Sequence[Any] | None) -> Message:
+        """Content, reasoning and calls of a whole output; equal to what the stream adds up to."""
+        stream = self.stream(tools)
+        return collect([*stream.push(text), *stream.finish()])
+
+
+class ToolStream:
+    """One output on its way out."""
+
+    def __init__(self, form: ToolFormat, tools: Sequence[Any] | None):
+        self._form = form
+        self._text = Text()
+        self._clerk = Clerk(form.id_prefix, form.id_chars)
+        self._signatures = Signatures(tools)
+        self._steps = (harmony.channels(self._text, self._clerk, self._signatures, bool(tools)) if form is HARMONY
+                       else self._run(form.openers if tools else (), form.bare and bool(tools)))
+
+    def push(self, text: str) -> list[Event]:
+        """What `text` makes certain."""
+        self._text.buffer += text
+        return self._go()
+
+    def finish(self) -> list[Event]:
+        """The rest: no more text comes."""
+        self._text.ended = True
+        events = self._go()
+        self._clerk.close()
+        return events + self._clerk.take()
+
+    def _go(self) -> list[Event]:
+        next(self._steps, None)
+        return self._clerk.take()
+
+    def _run(self, openers: tuple[str, ...], bare: bool) -> Steps[None]:
+        t, failures, fresh = self._text, 0, bare
+        while True:
+            opener = (yield from self._bare()) if fresh else ""
+            opener = opener or (yield from released(t, self._clerk.say, openers))
+            if not opener:
+                return
+            t.at += len(opener)
+            behind, draft = t.at, Draft(t, self._signatures)
+            try:
+                yield from self._form.read(t, opener.lstrip(BLANK + ";"), draft)
+            except Malformed as e:
+                failures += e.at_end
+                if opener[-1] in "{[" and not e.at_end:     # nothing but its form said that it was a call
+                    draft.calls, draft.end = [], behind
+                t.at = draft.end
+            if draft.calls:
+                self._clerk.call(draft.calls)
+                self._clerk.say(draft.left.strip(BLANK))
+            else:
+                self._clerk.say(opener)
+                t.at = behind
+            fresh = bare and bool(draft.calls)
+            if failures > MAX_FAILURES:
+                openers, bare = (), False
+
+    def _bare(self) -> Steps[str]:
+        """What comes next up to '{' or '[' if that is blank, with a ';' as Llama puts between calls; does not move."""
+        t = self._text
+        start = t.at
+        yield from t.space()
+        if self._clerk.called and (yield from t.accept(";")):
+            yield from t.space()
+        opener = t.buffer[start:t.at + 1] if (yield from t.peek()) in ("{", "[") else ""
+        t.at = start
+        return opener
+
+
+# --- the formats --------------------------------------------------------------------------------------------------------
+
+NONE = ToolFormat("none")
+TAGS = ToolFormat("tags", (tags.CALL,), tags.tool_call)
+FUNCTION = ToolFormat("function", (tags.CALL, tags.FUNCTION), tags.tool_call)
+MISTRAL = ToolFormat("mistral", (families.MISTRAL,), families.mistral, id_prefix="", id_chars=9)     # its templates insist
+DEEPSEEK = ToolFormat("deepseek", families.DEEPSEEK[:2], families.deepseek)
+LFM = ToolFormat("lfm", (families.LFM,), families.lfm)
+GEMMA = ToolFormat("gemma", tuple(families.GEMMA_ENDS), families.gemma)
+GEMMA3 = ToolFormat("gemma3", (families.FENCE_CODE, families.FENCE_JSON), families.prompted, bare=True)
+LLAMA = ToolFormat("llama", (families.PYTHON_TAG,), families.prompted, bare=True)
+HARMONY = ToolFormat("harmony", (harmony.START, harmony.CHANNEL, harmony.MESSAGE, *harmony.ENDS), reasons=True)
+FORMATS = (NONE, TAGS, FUNCTION, MISTRAL, DEEPSEEK, LFM, GEMMA, GEMMA3, LLAMA, HARMONY)
+
+# what a template writes; the first row that occurs decides
+_WRITTEN = (
+    (harmony.CHANNEL, HARMONY), (tags.FUNCTION, FUNCTION), ("<|tool_call>", GEMMA), ("<start_function_call>", GEMMA),
+    (families.LFM, LFM), ("<|tool_list_start|>", LFM), (families.MISTRAL, MISTRAL), (families.DEEPSEEK[1], DEEPSEEK),
+    (tags.CALL, TAGS), (families.PYTHON_TAG, LLAMA), ('"parameters": dictionary', LLAMA),
+)
+# beginnings of family names, for templates that write none of it, as those of prompted models
+_NAMED = (
+    ("gpt-oss", HARMONY), ("qwen3.5", FUNCTION), ("qwen3-5", FUNCTION), ("qwen3-coder", FUNCTION), ("qwen", TAGS),
+    ("hermes", TAGS), ("glm", TAGS), ("ling", TAGS), ("bailing", TAGS), ("gemma4", GEMMA), ("functiongemma", GEMMA),
+    ("gemma", GEMMA3), ("lfm", LFM), ("mistral", MISTRAL), ("ministral", MISTRAL), ("mixtral", MISTRAL),
+    ("deepseek", DEEPSEEK), ("llama", LLAMA),
+)
+
+
+def parser_for(template: str | None, family: str | None = None) -> ToolFormat:
+    """The format a model writes calls in: by what its chat template writes, else by its family's name, else NONE."""
+    written = next((form for mark, form in _WRITTEN if mark in (template or "")), None)
+    name = (family or "").lower().replace("_", "-")
+    return written or next((form for start, form in _NAMED if name.startswith(start)), NONE)

@@ -1,0 +1,118 @@
+"""Readers of the families that mark calls with words of their own: Mistral, DeepSeek, LFM2, Gemma, Llama.
+
+A reader starts behind the opener that was found, adds the calls of one block to a Draft, and stops behind the block.
+Sources: the families' chat templates; FunctionGemma's formatting guide (ai.google.dev).
+"""
+from __future__ import annotations
+
+import re
+
+from moegg.server.tools_calls import Draft, call_list, call_object, gemma_call, python_call
+from moegg.server.tools_text import NAME, PYTHON, Steps, Text, members
+
+MISTRAL, MISTRAL_ID, MISTRAL_ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+LFM, LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
+GEMMA_ENDS = {"<|tool_call>": "<tool_call|>", "<start_function_call>": "<end_function_call>"}
+PYTHON_TAG, FENCE, FENCE_CODE, FENCE_JSON = "<|python_tag|>", "```", "```tool_code", "```json"
+
+# LFM2's template writes strings in single quotes and escapes nothing: a quote ends an argument only if the next one, or the end
+# of the call, follows
+_LFM = PYTHON._replace(behind=re.compile(r"\s*(?:,\s*[A-Za-z_]\w*\s*=|\)\s*(?:\]|,\s*[\w.]+\s*\(|\Z))"))
+
+
+def mistral(t: Text, opener: str, draft: Draft) -> Steps[None]:
+    """[TOOL_CALLS][{...}, ...], or [TOOL_CALLS]name[ARGS]{...} with the marker in front of every call."""
+    yield from t.space()
+    if (yield from t.accept("[")):
+        return (yield from call_list(t, draft))
+    name = yield from t.name()
+    if (yield from t.accept(MISTRAL_ID, MISTRAL_ARGS)) == MISTRAL_ID:
+        yield from t.run(NAME)
+        yield from t.accept(MISTRAL_ARGS)
+    yield from _arguments(t, name, draft)
+
+
+def _arguments(t: Text, name: str, draft: Draft) -> Steps[None]:
+    yield from t.space()
+    yield from t.expect("{")
+    draft.add(name, (yield from members(t)))
+
+
+def deepseek(t: Text, opener: str, draft: Draft) -> Steps[None]:
+    """Calls as V3.1 writes them, name<sep>{...}, or as V3 does, function<sep>name and fenced JSON."""
+    begin_all, begin, sep, end, end_all = DEEPSEEK
+    inside = opener == begin
+    while True:
+        if not inside:
+            if not (yield from t.ahead(t.at, begin)):
+                break
+            yield from t.space()
+            yield from t.expect(begin)
+        inside = False
+        yield from t.space()
+        name = yield from t.name()
+        yield from t.expect(sep)
+        if not (yield from t.ahead(t.at, "{")):
+            name = yield from t.name()
+            yield from t.space()
+            yield from t.accept(FENCE_JSON)
+        yield from _arguments(t, name, draft)
+        yield from _skip(t, FENCE)
+        yield from _skip(t, end)
+        draft.end = t.at
+    yield from _skip(t, end_all)
+
+
+def _skip(t: Text, word: str) -> Steps[None]:
+    """Moves behind blank space and `word` if it comes next."""
+    if (yield from t.ahead(t.at, word)):
+        yield from t.space()
+        yield from t.expect(word)
+
+
+def lfm(t: Text, opener: str, draft: Draft) -> Steps[None]:
+    """[name(key='value'), ...] or JSON calls in a list."""
+    yield from t.space()
+    yield from t.expect("[")
+    yield from call_list(t, draft, _LFM)
+    yield from _skip(t, LFM_END)
+
+
+def gemma(t: Text, opener: str, draft: Draft) -> Steps[None]:
+    """Gemma 4's and FunctionGemma's call:name{...}."""
+    yield from gemma_call(t, draft)
+    yield from _skip(t, GEMMA_ENDS[opener])
+
+
+def prompted(t: Text, opener: str, draft: Draft) -> Steps[None]:
+    """What models write that were only told how: Gemma 3 and Llama 3. Bare JSON or Python, fenced, or behind a tag."""
+    if opener == FENCE_CODE:
+        return (yield from _code(t, draft))
+    first = opener
+    if opener not in ("{", "["):
+        yield from t.space()
+        first = yield from t.expect("{", "[")
+    if first == "{":
+        yield from call_object(t, draft, bare=opener != PYTHON_TAG)
+    else:
+        yield from call_list(t, draft, bare=opener != PYTHON_TAG)
+    if opener == FENCE_JSON:
+        yield from _skip(t, FENCE)
+
+
+def _code(t: Text, draft: Draft) -> Steps[None]:
+    """Lines of calls, each alone, in print(...) or in a list, up to the end of the fence."""
+    while True:
+        yield from t.space()
+        wrapped = yield from t.accept("print(", "[", FENCE)
+        if wrapped == FENCE or not wrapped and not (yield from t.peek()) and draft.calls:
+            return
+        if wrapped == "[":
+            yield from call_list(t, draft)
+            continue
+        yield from t.space()
+        yield from python_call(t, draft)
+        if wrapped:
+            yield from t.space()
+            yield from t.expect(")")

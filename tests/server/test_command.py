@@ -1,0 +1,72 @@
+"""`moegg server` itself: plans, keys, the ready line, signals."""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from types import SimpleNamespace
+
+import pytest
+
+from moegg.commands.server import _keys, fitting
+from moegg.errors import BudgetTooSmall, IOFailure, UsageError
+from moegg.server.serve import Server
+
+GIB = 1 << 30
+
+
+def plan(kv, rest, ctx=4096):
+    return SimpleNamespace(kv_state=kv, anonymous=kv + rest, ctx=ctx)
+
+
+@pytest.mark.parametrize("wanted, available, n", [(None, None, 4), (None, 100 * GIB, 4), (None, 6 * GIB, 2), (None, GIB, 1),
+                                                  (8, None, 8), (8, 9 * GIB, 8)])
+def test_how_many_conversations_fit(wanted, available, n):
+    assert fitting(plan(GIB, GIB), wanted, available) == n
+
+
+def test_too_many_conversations_are_refused_with_the_number_that_fits():
+    with pytest.raises(BudgetTooSmall,
+                       match=r"--parallel 8: .* need 9.0 GiB, available are 6.0 GiB; the most that fits is --parallel 5"):
+        fitting(plan(GIB, GIB), 8, 6 * GIB)
+
+
+def test_keys_come_from_options_and_files(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# mine\none\n\n two \n")
+    assert _keys({"--api-key": ["zero"], "--api-key-file": file}) == ("zero", "one", "two")
+    file.write_text("# none\n")
+    for args in ({"--api-key": [], "--api-key-file": file}, {"--api-key": [""], "--api-key-file": None},
+                 {"--api-key": ["é"], "--api-key-file": None}):
+        with pytest.raises(UsageError):
+            _keys(args)
+
+
+def test_a_port_in_use_is_an_io_error():
+    one = Server(lambda e, s: [], "127.0.0.1", 0, answers=1, max_body=1000, on_stop=lambda: None)
+    try:
+        with pytest.raises(IOFailure, match="cannot listen.*io-listen"):
+            Server(lambda e, s: [], "127.0.0.1", one.port, answers=1, max_body=1000, on_stop=lambda: None)
+    finally:
+        one.stop()
+        one.run()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_when_it_is_ready_serves_and_stops_at_a_signal(qwen3_moe_file, number):
+    command = [sys.executable, "-m", "moegg", "server", str(qwen3_moe_file), "--port=0", "--ctx=128", "--threads=1",
+               "--parallel=2", "--alias=tiny"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ}) as process:
+        try:
+            ready = process.stderr.readline()
+            url = re.fullmatch(r"moegg: tiny is ready at (http://127.0.0.1:\d+) \(2 at once, context 128\)\n", ready)[1]
+            request = urllib.request.Request(f"{url}/v1/completions", json.dumps({"prompt": "a", "max_tokens": 3}).encode())
+            with urllib.request.urlopen(request, timeout=60) as r:
+                assert json.load(r)["usage"]["completion_tokens"] <= 3
+            process.send_signal(number)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, out, err) == (0, "", "moegg: stopped\n")
