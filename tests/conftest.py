@@ -20,3 +20,14 @@ def qwen3_moe_file(qwen3_moe_folder, tmp_path_factory):
     """The same as an f32 .moegg file. Tests that change it work on a copy."""
     from tests.loading import convert_to  # here, so that pure Python is tested where nothing is compiled
     return convert_to(qwen3_moe_folder, tmp_path_factory.mktemp("file"), "f32")
+
+
+@pytest.fixture
+def call(capsys):
+    """Runs a command line in this process: (exit code, stdout, stderr)."""
+    from moegg.cli import main  # here, so that pure Python is tested where nothing is compiled
+
+    def run(*argv):
+        code = main([str(a) for a in argv])
+        return code, *capsys.readouterr()
+    return run

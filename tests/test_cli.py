@@ -14,7 +14,7 @@ import pytest
 
 import moegg
 from moegg import cli, kernels
-from moegg.cli import COMMANDS, main
+from moegg.cli import COMMANDS
 from moegg.commands.options import OPTIONS, SHARED, declared, parse
 from moegg.errors import UsageError
 from moegg.formats.container import Container
@@ -22,15 +22,6 @@ from tests import oracle
 
 DOCS = {name: importlib.import_module(f"moegg.commands.{name}").__doc__ for name in COMMANDS}
 ENV = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG", "PYTHON")) or k == "PYTHONPATH"}
-
-
-@pytest.fixture
-def call(capsys):
-    """Runs a command line in this process: (exit code, stdout, stderr)."""
-    def run(*argv):
-        code = main([str(a) for a in argv])
-        return code, *capsys.readouterr()
-    return run
 
 
 def program(*argv, **options):

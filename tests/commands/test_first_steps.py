@@ -21,15 +21,6 @@ from moegg.commands.progress import bar
 from moegg.formats import writer
 
 
-@pytest.fixture
-def call(capsys):
-    """Runs a command line in this process: (exit code, stdout, stderr)."""
-    def run(*argv):
-        code = main([str(a) for a in argv])
-        return code, *capsys.readouterr()
-    return run
-
-
 class Terminal(io.StringIO):
     def isatty(self):
         return True

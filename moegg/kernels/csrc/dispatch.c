@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels.h"
+#include "ops.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

@@ -93,6 +93,5 @@ extern const mg_kernel_table mg_table_avx2, mg_table_avxvnni, mg_table_avx512;
 #elif defined(__aarch64__)
 extern const mg_kernel_table mg_table_neon, mg_table_dotprod, mg_table_i8mm;
 #endif
-void mg_ops_select(const char *level);                                 /* ops.c: the float op kernels of that level */
 
 #endif

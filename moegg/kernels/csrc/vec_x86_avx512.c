@@ -49,36 +49,12 @@ OP fv hi16f(iv v) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi
 OP fv lo16b(iv v) { return asf(_mm512_slli_epi32(v, 16)); }
 OP fv hi16b(iv v) { return asf(_mm512_and_si512(v, _mm512_set1_epi32((int)0xffff0000))); }
 
-/* Units outside, rows inside: T independent chains hide the latency of vpdpbusd. */
-OP void dot_units(const iv *c, const void *const *a, int64_t b, int first, int last, iv *s, const int T) {
-    _Pragma("GCC unroll 8") for (int i = first; i < last; i++)
-        _Pragma("GCC unroll 8") for (int t = 0; t < T; t++)
-            s[t] = _mm512_dpbusd_epi32(i == first ? izero() : s[t], c[i], bci(mg_a8_q(a[t]) + 32 * b + 4 * i));
-}
-OP void dot_u4_avx512(const iv *c, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
-    dot_units(c, a, b, 0, 8, s, T);
-}
-OP void dot_u5_avx512(const iv *c, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
-    dot_units(c, a, b, 0, 8, s, T);
-}
-OP void dot_u6_avx512(const iv *c, iv sc, const int k, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
-    iv h[TILE_MAX], sc0 = sbyte_at(sc, k), sc1 = sbyte_at(sc, k + 1);
-    iv both = _mm512_mask_blend_epi16(0xaaaaaaaa, sc0, _mm512_slli_epi32(sc1, 16));      /* the two scales as int16 */
-    dot_units(c, a, b, 0, 4, s, T);
-    dot_units(c, a, b, 4, 8, h, T);
-    _Pragma("GCC unroll 8") for (int t = 0; t < T; t++) {
-        iv zero_point = _mm512_madd_epi16(both, bci(mg_a8_blocks(a[t], cols)[b].half));
-        s[t] = subi(addi(muli(sc0, s[t]), muli(sc1, h[t])), shl(zero_point, 5));
-    }
-}
-/* Signed weights become unsigned by w ^ 0x80 = w + 128; 128 times the sum of x is taken off again. */
-OP void dot_s8_avx512(const iv *c, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
-    iv u[8];
-    _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) u[i] = _mm512_xor_si512(c[i], _mm512_set1_epi8((char)0x80));
-    dot_units(u, a, b, 0, 8, s, T);
-    _Pragma("GCC unroll 8") for (int t = 0; t < T; t++) s[t] = subi(s[t], shl(bci(&mg_a8_blocks(a[t], cols)[b].s), 7));
-}
+OP iv dpbusd(iv s, iv c, iv x) { return _mm512_dpbusd_epi32(s, c, x); }
+OP iv int16_pair(iv a, iv b) { return _mm512_mask_blend_epi16(0xaaaaaaaa, a, _mm512_slli_epi32(b, 16)); }
+OP iv madd16(iv a, iv b) { return _mm512_madd_epi16(a, b); }
+OP iv flip(iv v) { return _mm512_xor_si512(v, _mm512_set1_epi8((char)0x80)); }
 
+#include "vec_x86_vnni.h"
 #include "vec_tile.h"
 
 /* One block of 32: vec_generic.c's act_a8. */
