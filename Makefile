@@ -1,6 +1,7 @@
 # Everything a developer types. `make dev` once, then `make build test` after every change.
 PYTHON ?= python3
 BIN := .venv/bin
+STRESSED := $(addprefix moegg/kernels/csrc/,store.c store_io.c store_open.c policy.c slots.c diskfile.c pool.c)
 
 # a private environment with the package in editable mode; setuptools, cython and numpy inside it make `build` fast
 dev:
@@ -27,6 +28,13 @@ test-slow:
 test-generic:
 	MOEGG_CPU=generic $(BIN)/python -m pytest tests/kernels tests/engine
 
+# the expert store under a race detector and under address checks
+sanitize:
+	mkdir -p build
+	for san in thread address,undefined; do \
+		$(CC) -std=c11 -D_GNU_SOURCE -O1 -g -fsanitize=$$san -Imoegg/kernels/csrc tests/io/store_stress.c $(STRESSED) \
+			-o build/store_stress -lm -lpthread && build/store_stress build/store_stress.tmp || exit 1; done
+
 lint:
 	$(BIN)/ruff check .
 
@@ -48,4 +56,4 @@ clean:
 	find moegg formats converters tests -name __pycache__ -prune -exec rm -rf {} +
 	find moegg -name '*.so' -delete
 
-.PHONY: dev build debug test test-slow test-generic lint annotate wheel ci clean
+.PHONY: dev build debug test test-slow test-generic sanitize lint annotate wheel ci clean

@@ -24,8 +24,8 @@ def ticks(most: float, about: int = 8) -> list[float]:
     return [i * step for i in range(math.ceil(most / step - 1e-9) + 1)]
 
 
-def svg(title: str, x_label: str, y_label: str, series: dict[str, list[tuple[float, float]]]) -> str:
-    """One polyline per series, its straight fit dashed; both axes start at 0."""
+def svg(title: str, x_label: str, y_label: str, series: dict[str, list[tuple[float, float]]], fit: bool = True) -> str:
+    """One polyline per series, with its straight fit dashed; both axes start at 0."""
     xs, ys = (ticks(max(p[i] for points in series.values() for p in points)) for i in (0, 1))
 
     def x(v: float) -> float:
@@ -47,10 +47,11 @@ def svg(title: str, x_label: str, y_label: str, series: dict[str, list[tuple[flo
     for i, (name, points) in enumerate(series.items()):
         colour = COLOURS[i % len(COLOURS)]
         slope, base, r2 = line_fit(points)
-        ends = (points[0][0], points[-1][0])
-        out += [path([(e, min(max(base + slope * e, 0), ys[-1])) for e in ends], f'stroke="{colour}" stroke-dasharray="5 4"'),
-                path(points, f'stroke="{colour}" stroke-width="2"')]
+        if fit:
+            out.append(path([(e, min(max(base + slope * e, 0), ys[-1])) for e in (points[0][0], points[-1][0])],
+                            f'stroke="{colour}" stroke-dasharray="5 4"'))
+        out.append(path(points, f'stroke="{colour}" stroke-width="2"'))
         out += [f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="3" fill="{colour}"/>' for a, b in points]
-        fit = f"{name}: {base:.3g} + {slope * 1000:.3g} per 1000 tokens (R² {r2:.3f})"
-        out.append(text((LEFT + 10, TOP + 14 + 16 * i), fit, "start", f' fill="{colour}"'))
+        legend = f"{name}: {base:.3g} + {slope * 1000:.3g} per 1000 tokens (R² {r2:.3f})" if fit else name
+        out.append(text((LEFT + 10, TOP + 14 + 16 * i), legend, "start", f' fill="{colour}"'))
     return "\n".join([*out, "</svg>", ""])

@@ -1,20 +1,114 @@
-"""What a model will need in memory, from sizes alone: weights, KV state, scratch. Reads no weights, allocates nothing.
+"""What a model needs in memory, from sizes alone, and how a budget is split: weights, KV state, scratch, staging, expert cache.
 
-Takes plain sizes, not the container, so that it can plan a file that is not here.
+Takes plain sizes, not the container, so that it can plan a file that is not here; reads nothing, allocates nothing. Planner and
+engine share these functions: what is planned is what is allocated (forward.pyx, session.py). Sizes in bytes.
 """
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
 from moegg.arch import Gqa, Model, Moe
 from moegg.errors import BudgetTooSmall
 from moegg.units import fmt_bytes
 
 TILE = 64                     # key positions per attention tile (kernels/csrc/ops.h, MG_TILE)
-DEFAULT_CTX = 8192
-DEFAULT_UBATCH = 512
+DEFAULT_CTX, LEAST_CTX = 8192, 512
+DEFAULT_UBATCH, LEAST_UBATCH = 512, 64
 MAX_OUT = 64                  # rows of logits in one pass: sessions of a step, or positions of Engine.forward
 CHUNK = 512                   # key positions per partial attention result (MG_CHUNK)
 QROWS, ITEMS = 8, 16          # query rows per attention item, items per walk over the keys (MG_QROWS, MG_ATTN_ITEMS)
+GROUP_TOKENS = 2048           # of a prompt that streams: its residual stream is kept, 4 * D bytes per token
+RECORD_ALIGN = 16 << 10
+PROCESS_BYTES = 160 << 20     # interpreter, tokenizer and index of a model with a large vocabulary, where it is not measured
+ROWS_BYTES = 16 << 20         # rows of looked-up tables that the store keeps (kernels/csrc/store.c, ROWS_KEPT)
+IO_BYTES = 8 << 20            # I/O threads' stacks; arenas are rounded to huge pages
+STATE_SHARE, SCRATCH_SHARE = 4, 16     # without --ctx, KV takes at most 1/4 of what is free; scratch at most 1/16 of the budget
 
+
+@dataclass(frozen=True)
+class ExpertSizes:
+    """The experts of one layer: n records of which a token uses top_k."""
+    n: int
+    top_k: int
+    record_bytes: int
+
+    @property
+    def slot(self) -> int:
+        """What one record takes of the cache."""
+        return -(-self.record_bytes // RECORD_ALIGN) * RECORD_ALIGN
+
+
+@dataclass(frozen=True)
+class FileSizes:
+    """What a container holds. gather: tables that are only looked up by row."""
+    resident: int
+    gather: int = 0
+    layers: tuple[ExpertSizes, ...] = ()
+
+    @property
+    def experts(self) -> int:
+        return sum(x.n * x.slot for x in self.layers)
+
+    @property
+    def least_cache(self) -> int:
+        """The hard minimum: 2 * top_k records of the layer where that is most (kernels/csrc/policy.c, mg_policy_minimum)."""
+        return max((min(2 * x.top_k, x.n) * x.slot for x in self.layers), default=0)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes by purpose for one session of `ctx` tokens. budget None: no limit was given or found.
+
+    groups: ubatches of a long prompt that go through the layers together, so that each expert is read once for all of them.
+    """
+    ctx: int
+    ubatch: int
+    groups: int
+    kv: str
+    budget: int | None
+    process: int
+    resident: int
+    kv_state: int
+    rope_tables: int
+    scratch: int
+    staging: int
+    cache: int
+    experts: int
+
+    @property
+    def all_fits(self) -> bool:
+        """Every expert record has a place: nothing will ever be evicted."""
+        return self.cache >= self.experts
+
+    @property
+    def anonymous(self) -> int:
+        """What the engine allocates whatever the weights do."""
+        return self.kv_state + self.rope_tables + self.scratch
+
+    @property
+    def fixed(self) -> int:
+        """All but the expert cache."""
+        return self.process + self.resident + self.anonymous + self.staging
+
+    @property
+    def total(self) -> int:
+        return self.fixed + self.cache
+
+    def to_dict(self) -> dict:
+        return asdict(self) | {"total": self.total, "all_fits": self.all_fits}
+
+    def lines(self) -> list[str]:
+        """The plan as a table, one purpose a line."""
+        share = f", {100 * self.cache / self.experts:.0f} % of {fmt_bytes(self.experts)}" if self.experts else ""
+        rows = [("process", self.process), ("resident weights", self.resident),
+                (f"KV state ({self.ctx} tokens, {self.kv})", self.kv_state), ("rope tables", self.rope_tables),
+                (f"scratch (ubatch {self.ubatch})", self.scratch), ("staging", self.staging),
+                (f"expert cache{share}", self.cache), ("total", self.total)]
+        if self.budget is not None:
+            rows.append(("budget", self.budget))
+        return [f"{name:<40}{fmt_bytes(n):>12}" for name, n in rows]
+
+
+# --- parts --------------------------------------------------------------------------------------------------------------
 
 def kv_positions(attn: Gqa, ctx: int, ubatch: int) -> int:
     """Positions that one attention layer keeps: all of ctx, or a ring of window + ubatch; a multiple of the tile."""
@@ -26,36 +120,6 @@ def kv_bytes(attn: Gqa, ctx: int, ubatch: int, kv: str) -> int:
     """Bytes of one session's keys and values in one layer."""
     pad = -(-attn.head_dim // 16) * 16
     return attn.n_kv_head * kv_positions(attn, ctx, ubatch) * (attn.head_dim + pad) * (4 if kv == "f32" else 2)
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """Bytes by purpose for one session of `ctx` tokens. resident and experts lie in the mapped file."""
-    ctx: int
-    ubatch: int
-    kv: str
-    resident: int
-    experts: int
-    kv_state: int
-    rope_tables: int
-    scratch: int
-
-    @property
-    def total(self) -> int:
-        return self.resident + self.experts + self.anonymous
-
-    @property
-    def anonymous(self) -> int:
-        return self.kv_state + self.rope_tables + self.scratch
-
-    def to_dict(self) -> dict:
-        return asdict(self) | {"total": self.total}
-
-    def lines(self) -> list[str]:
-        """The plan as a table, one purpose a line."""
-        rows = [("resident weights", self.resident), ("experts", self.experts), (f"KV state ({self.ctx} tokens, {self.kv})", self.kv_state),
-                ("rope tables", self.rope_tables), (f"scratch (ubatch {self.ubatch})", self.scratch), ("total", self.total)]
-        return [f"{name:<34}{fmt_bytes(n):>12}" for name, n in rows]
 
 
 def _act(cols: int) -> int:
@@ -82,34 +146,83 @@ def scratch_bytes(model: Model, ctx: int, ubatch: int, n_threads: int) -> int:
     return n + MAX_OUT * 4 * (model.vocab + 16) + len(model.layers) * 8192 + (1 << 16)
 
 
-def plan(model: Model, resident: int, experts: int, ctx: int | None = None, ubatch: int = DEFAULT_UBATCH, kv: str = "f16",
-         n_threads: int = 1, available: int | None = None) -> MemoryPlan:
-    """Splits the memory. ctx None: the least of the trained length, 8192 and what fits into half of `available` bytes.
+def rope_bytes(model: Model, ctx: int) -> int:
+    ropes = dict.fromkeys(layer.attn.rope for layer in model.layers if layer.attn.rope)
+    return sum(len(r.regimes()) * ctx * r.dim * 4 for r in ropes)
 
-    Raises BudgetTooSmall, naming the longest context that fits, if KV state and scratch of a given ctx exceed `available`.
+
+# --- the plan -----------------------------------------------------------------------------------------------------------
+
+def plan(model: Model, sizes: FileSizes, *, ctx: int | None = None, ubatch: int = DEFAULT_UBATCH, kv: str = "f16",
+         n_threads: int = 1, budget: int | None = None, process: int = PROCESS_BYTES, option: str = "--ram") -> MemoryPlan:
+    """Splits `budget` (None: no limit). ctx None: the least of the trained length, 8192 and what leaves the experts their share.
+
+    process: bytes that this process takes already. option: where the budget comes from, for the error. A small budget gets
+    shorter passes. Raises BudgetTooSmall with the smallest workable budget, or the longest context that fits.
     """
-    ubatch = max(1, min(ubatch, ctx or DEFAULT_CTX))
+    wanted = ctx
+    ctx_most = wanted or min(model.ctx_train or DEFAULT_CTX, DEFAULT_CTX)
+    ctx_least = wanted or min(ctx_most, LEAST_CTX)
+    ubatch = max(1, min(ubatch, ctx_most))
+    ubatch_least = min(ubatch, LEAST_UBATCH)
 
-    def build(n: int) -> MemoryPlan:
-        attn = [layer.attn for layer in model.layers]
-        ropes = dict.fromkeys(a.rope for a in attn if a.rope)
-        tables = sum(len(r.regimes()) * n * r.dim * 4 for r in ropes)
-        return MemoryPlan(n, ubatch, kv, resident, experts, sum(kv_bytes(a, n, ubatch, kv) for a in attn), tables,
-                          scratch_bytes(model, n, ubatch, n_threads))
+    def build(n: int, s: int) -> MemoryPlan:
+        staging = min(sizes.gather, ROWS_BYTES) + (IO_BYTES if sizes.layers else 0)
+        state = sum(kv_bytes(x.attn, n, s, kv) for x in model.layers)
 
-    def longest(limit: int, top: int) -> int:
-        lo, hi = 0, top
-        while lo < hi:                                   # anonymous memory grows with ctx
-            mid = (lo + hi + 1) // 2
-            lo, hi = (mid, hi) if build(mid).anonymous <= limit else (lo, mid - 1)
-        return lo
+        def split(groups: int) -> MemoryPlan:
+            residual = groups * s * 4 * (model.d + 15) if groups > 1 else 0
+            p = MemoryPlan(n, s, groups, kv, budget, process, sizes.resident, state, rope_bytes(model, n),
+                           scratch_bytes(model, n, s, n_threads) + residual, staging, 0, sizes.experts)
+            free = sizes.experts if budget is None else budget - p.fixed
+            return replace(p, cache=max(0, min(free, sizes.experts)))
+        p = split(1)
+        groups = max(1, min(GROUP_TOKENS, n) // s)
+        return p if p.all_fits or groups == 1 or not fits(split(groups)) else split(groups)
 
-    if ctx is None:
-        ctx = min(model.ctx_train or DEFAULT_CTX, DEFAULT_CTX)
-        if available is not None and build(ctx).anonymous > available // 2:
-            ctx = max(TILE, longest(available // 2, ctx))
-    p = build(ctx)
-    if available is not None and p.anonymous > available:
-        raise BudgetTooSmall(f"--ctx {ctx}: KV state and scratch need {fmt_bytes(p.anonymous)}, available are {fmt_bytes(available)}; "
-                             f"the longest context that fits is {longest(available, ctx)}", "budget-small")
-    return p
+    def fits(p: MemoryPlan) -> bool:
+        return budget is None or p.fixed + sizes.least_cache <= budget
+
+    if budget is not None:
+        while ubatch // 2 >= ubatch_least and scratch_bytes(model, ctx_least, ubatch, n_threads) > budget // SCRATCH_SHARE:
+            ubatch //= 2
+        if not fits(build(ctx_least, ubatch_least)):
+            raise _too_small(build(ctx_least, ubatch_least), sizes, wanted, option, lambda n: fits(build(n, ubatch_least)))
+        while not fits(build(ctx_least, ubatch)):
+            ubatch = max(ubatch // 2, ubatch_least)
+    if wanted is None and budget is not None:
+        bare = build(ctx_least, ubatch)
+        room = (budget - bare.fixed + bare.kv_state + bare.rope_tables - sizes.least_cache) // STATE_SHARE
+
+        def small(n: int) -> bool:
+            p = build(n, ubatch)
+            return fits(p) and (p.all_fits or p.kv_state + p.rope_tables <= room)
+        return build(max(ctx_least, _largest(small, ctx_most)), ubatch)
+    return build(ctx_most, ubatch)
+
+
+def _largest(good, top: int) -> int:
+    """The largest n <= top for which good(n), a condition that holds up to some n; 0 if it never does."""
+    lo, hi = 0, top
+    while lo < hi:
+        mid = (lo + hi + 1) // 2
+        lo, hi = (mid, hi) if good(mid) else (lo, mid - 1)
+    return lo
+
+
+def _too_small(p: MemoryPlan, sizes: FileSizes, wanted: int | None, option: str, good) -> BudgetTooSmall:
+    """The message for a budget that holds not even the least plan `p`."""
+    need = -(-(p.fixed + sizes.least_cache) // (1 << 20))
+    parts = [("process", p.process), ("resident weights", p.resident),
+             (f"KV state and tables of {p.ctx} tokens", p.kv_state + p.rope_tables),
+             ("scratch and staging", p.scratch + p.staging), ("experts", sizes.least_cache)]
+    text = ", ".join(f"{name} {fmt_bytes(n)}" for name, n in parts if n)
+    longest = _largest(good, p.ctx) if wanted else 0
+    hint = f", the longest context that fits is {longest}" if longest >= 1 else ""
+    return BudgetTooSmall(f"{option} {fmt_bytes(p.budget)}: too small: {text}; the smallest workable budget is {need}M{hint}",
+                          "budget-small")
+
+
+def expert_sizes(layers: Sequence) -> tuple[ExpertSizes, ...]:
+    """ExpertSizes of objects with n, top_k and record_bytes, such as the container's layers."""
+    return tuple(ExpertSizes(x.n, x.top_k, x.record_bytes) for x in layers)

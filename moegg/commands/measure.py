@@ -203,12 +203,11 @@ def _lines(path: str) -> list[str]:
 
 
 def touch(engine: Engine, progress: Callable[[int, int], None] = lambda done, total: None) -> float:
-    """Reads a byte of every page of the mapped file; returns the seconds it took."""
+    """Waits for the warm-up and, if everything fits, reads a byte of every page; returns the seconds it took."""
     start = time.perf_counter()
-    pages, step = engine.mapped[::4096], 16384
-    for i in range(0, len(pages), step):
-        pages[i:i + step].max()
-        progress(min((i + step) * 4096, engine.container.file_bytes), engine.container.file_bytes)
+    engine.settle(progress)
+    if engine.plan.all_fits:
+        engine.mapped[::4096].max()
     return time.perf_counter() - start
 
 

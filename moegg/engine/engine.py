@@ -1,53 +1,93 @@
-"""Engine: a loaded model. Maps the container, plans memory, owns the executor; Engine.step evaluates several sessions at once.
+"""Engine: a loaded model. Plans memory, opens the expert store, owns the executor; Engine.step evaluates several sessions.
 
 Structure is immutable after start; one thread drives it. Sessions carry all mutable state (session.py).
 """
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 
+from moegg import log
 from moegg.arch import Model
-from moegg.engine.cpus import available_memory, default_threads
+from moegg.engine.cpus import default_threads
 from moegg.engine.forward import Executor, pad16
-from moegg.engine.loading import Mapping, all_f32, find_experts, find_weights
+from moegg.engine.loading import all_f32, find_experts, find_weights
 from moegg.engine.program import lower
 from moegg.engine.session import Session
 from moegg.errors import BadRequest, Cancelled, ContextFull
 from moegg.formats.container import Container
-from moegg.planner import DEFAULT_UBATCH, MAX_OUT, MemoryPlan, plan
+from moegg.io.memory import auto_budget, own_bytes, read_memory
+from moegg.io.profile import Profile, Settings
+from moegg.io.residency import AUTO, choose
+from moegg.io.store import ExpertStore
+from moegg.io.usage import UsageFile
+from moegg.planner import DEFAULT_UBATCH, MAX_OUT, PROCESS_BYTES, FileSizes, MemoryPlan, expert_sizes, plan
+
+GROWTH_BYTES = 32 << 20    # what Python and numpy still take after the engine is made
+WARM_POLL_S = 0.02
 
 
 class Engine:
-    """Runs `model` from `container`. ctx: tokens per session (None: planned); kv: 'f16', 'f32' or None (f32 for all-f32 files)."""
+    """Runs `model` from `container`. ctx: tokens per session (None: planned); kv: 'f16', 'f32' or None (f32 for all-f32 files).
+
+    ram: bytes for everything, None: what the system can give. io: 'auto', 'page-cache' or 'direct'. profile: of the disk, or None.
+    usage: history that warms the cache, or None. keep: experts per layer that stay for good. lookahead: ranks to guess a layer
+    ahead. progress: of the resident weights. Raises BudgetTooSmall, IOFailure, FormatError, NoRoom, UsageError.
+    """
 
     def __init__(self, container: Container, model: Model, *, ctx: int | None = None, n_threads: int | None = None,
-                 kv: str | None = None, ubatch: int = DEFAULT_UBATCH):
+                 kv: str | None = None, ubatch: int = DEFAULT_UBATCH, ram: int | None = None, io: str = AUTO,
+                 profile: Profile | None = None, usage: UsageFile | None = None, keep: int = 0, lookahead: int = 0,
+                 progress: Callable[[int, int], None] | None = None):
         for name, value, low, high in (("ctx", ctx, 1, 1 << 31), ("threads", n_threads, 1, 1024), ("ubatch", ubatch, 1, 1 << 16)):
             if value is not None and not low <= value <= high:
                 raise BadRequest(f"{name}: got {value}, expected {low} to {high}", "engine-option")
         if kv not in (None, "f16", "f32"):
             raise BadRequest(f"kv: got {kv!r}, expected 'f16' or 'f32'", "engine-option")
         self.container, self.model, self.vocab = container, model, model.vocab
-        self.program = lower(model)
         self.kv = kv or ("f32" if all_f32(container) else "f16")
         self.n_threads = n_threads or default_threads()
-        free, experts = available_memory(), sum(layer.n * layer.stride for layer in container.layers)
-        self.plan: MemoryPlan = plan(model, container.resident.nbytes, experts, ctx, ubatch, self.kv, self.n_threads, free)
+        self.plan = self._plan(ctx, ubatch, ram)
         self.ctx, self.ubatch = self.plan.ctx, self.plan.ubatch
-        self._mapping = Mapping(container, free)
-        base = self._mapping.address
-        self._executor = Executor(self.program, find_weights(container, model, base), find_experts(container, self.program, base),
-                                  ctx=self.ctx, ubatch=self.ubatch, max_out=MAX_OUT, kv=self.kv, n_threads=self.n_threads)
+        self.residency = choose(io, ram_given=ram is not None, experts=self.plan.experts, cache=self.plan.cache, profile=profile)
+        lookahead = 0 if self.plan.all_fits else lookahead
+        self.program = lower(model, lookahead > 0)
+        experts = find_experts(container, self.program)
+        find_weights(container, model, 0, 0)                 # refuse a wrong file before anything is read
+        self.store = ExpertStore(container.path, container.identity, container.layers, self.plan.cache, self.residency, usage=usage,
+                                 keep=keep, max_rows=self.ubatch,
+                                 settings=profile.settings(self.residency.mode) if profile else Settings())
+        region = container.resident
+        resident = self.store.resident(region.offset, region.nbytes, progress) - region.offset
+        embed = container.tensors[model.embed.name]
+        self._executor = Executor(self.program, find_weights(container, model, resident, self.store.map_address), experts, ctx=self.ctx,
+                                  ubatch=self.ubatch, max_out=MAX_OUT, kv=self.kv, n_threads=self.n_threads, store=self.store,
+                                  lookahead=lookahead, rows_at=embed.offset if embed.gather else -1, groups=self.plan.groups)
+        self.store.warm()
         self._logits = np.zeros((MAX_OUT, pad16(self.vocab)), np.float32)
         self._limits = sorted({limit for rope in self.program.ropes for limit, _, _ in rope.regimes()})
         self._busy = threading.Lock()
 
+    def _plan(self, ctx: int | None, ubatch: int, ram: int | None) -> MemoryPlan:
+        c, used = self.container, own_bytes()
+        budget, option = ram, "--ram"
+        if ram is None:
+            option = "available memory of"
+            free = auto_budget(read_memory())
+            budget = None if free is None else free + used
+            if budget is None:
+                log.warn("the system does not say how much memory is available; planning as if everything fits (set --ram)")
+        sizes = FileSizes(c.resident.nbytes, c.gather.nbytes, expert_sizes(c.layers))
+        return plan(self.model, sizes, ctx=ctx, ubatch=ubatch, kv=self.kv, n_threads=self.n_threads, budget=budget,
+                    process=used + GROWTH_BYTES if used else PROCESS_BYTES, option=option)
+
     @property
     def mapped(self) -> np.ndarray:
         """The file's bytes as mapped, uint8 [file_bytes], read-only: to touch or to measure."""
-        return self._mapping.bytes
+        return self.store.mapping()
 
     @property
     def anonymous_bytes(self) -> int:
@@ -109,13 +149,20 @@ class Engine:
         sessions = [s for s, _ in work]
         left = [sum(1 for q in queue if q[0] == i) for i in range(len(sessions))]
         seq_len = np.array([len(s) + n for s, n in zip(sessions, left, strict=True)], np.int64)
-        for start in range(0, len(queue), self.ubatch):
-            part = queue[start:start + self.ubatch]
+        span = self.ubatch * self._groups(sessions, seq_len)
+        for start in range(0, len(queue), span):
+            part = queue[start:start + span]
             rows = [r for r, (i, _, p) in enumerate(part) if p == seq_len[i] - 1]
             if cancel is not None and cancel():
                 raise Cancelled("prompt: stopped on request", "cancelled")
             seq, tokens, pos = (np.array(x, np.int32) for x in zip(*part, strict=True))
-            self._executor.run(tokens, pos, seq, [s.state for s in sessions], seq_len, np.array(rows, np.int32), self._logits)
+            states = [s.state for s in sessions]
+            if len(part) <= self.ubatch:
+                self._executor.run(tokens, pos, seq, states, seq_len, np.array(rows, np.int32), self._logits)
+            else:
+                groups = [np.array([r - g for r in rows if g <= r < g + self.ubatch], np.int32) for g in range(0, len(part), self.ubatch)]
+                self._executor.run_groups(tokens, pos, seq, states, seq_len, groups, self._logits,
+                                          progress and partial(_within, progress, start, len(part), len(queue)))
             for i, t, _ in part:
                 sessions[i].tokens.append(t)
                 sessions[i].logits = None
@@ -124,6 +171,20 @@ class Engine:
             if progress is not None:
                 progress(start + len(part), len(queue))
         return [s.logits for s in sessions]
+
+    def _groups(self, sessions: Sequence[Session], seq_len: np.ndarray) -> int:
+        """Ubatches that go through the layers together. A ring of keys holds one ubatch more than its window, and forgets what a
+        pass has overwritten even if it is cancelled; so with a ring that has to turn, one."""
+        whole = all(cap >= n for s, n in zip(sessions, seq_len, strict=True) for cap in s.state.capacity)
+        return self.plan.groups if whole else 1
+
+    def settle(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Waits for the warm-up: what the usage history wants, or without a tight budget all experts. progress(records, of)."""
+        total = left = self.store.warming()
+        while left:
+            time.sleep(WARM_POLL_S)
+            left = self.store.warming()
+            progress(total - left, total)
 
     def cancel(self) -> None:
         """Stops the running pass before its next op (from another thread or a signal handler); step raises Cancelled."""
@@ -154,3 +215,8 @@ class Engine:
                 if capture:
                     idx[:, start:start + n], w[:, start:start + n] = capture
         return logits, idx, w, self.program.moe_layers
+
+
+def _within(progress: Callable[[int, int], None], start: int, n: int, total: int, ops: int, of: int) -> None:
+    """Tokens as if they were evaluated one after the other, of a call that goes through `of` ops with n tokens at once."""
+    progress(start + n * ops // of, total)

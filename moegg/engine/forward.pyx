@@ -13,8 +13,9 @@ from libc.string cimport memset
 
 from moegg.kernels cimport _core
 from moegg.kernels.exec cimport *
+from moegg.kernels.store cimport Store
 
-from moegg.errors import Cancelled, InternalError, IOFailure
+from moegg.errors import Cancelled, InternalError
 from moegg.planner import kv_positions
 from moegg.quants import QUANTS
 
@@ -24,7 +25,7 @@ cdef enum:
     STATUS_FETCH = -5
 
 _KINDS = {"embed": MG_OP_EMBED, "norm": MG_OP_NORM, "linear": MG_OP_LINEAR, "rope_kv": MG_OP_ROPE_KV, "attention": MG_OP_ATTENTION,
-          "add": MG_OP_ADD, "glu": MG_OP_GLU, "moe": MG_OP_MOE, "head": MG_OP_HEAD}
+          "add": MG_OP_ADD, "glu": MG_OP_GLU, "moe": MG_OP_MOE, "head": MG_OP_HEAD, "lookahead": MG_OP_LOOKAHEAD}
 _ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH}
 
 
@@ -40,7 +41,8 @@ class WeightRef:
 
 @dataclass(frozen=True)
 class MoeRef:
-    """Where the expert records of one layer lie. slot: int32 [n]; parts: (quant, rows, cols, offset) of gate, up, down."""
+    """Where the expert records of one layer lie, unless a store brings them in. slot: int32 [n]; parts: (quant, rows, cols,
+    offset) of gate, up, down."""
     base: int
     stride: int
     slot: np.ndarray
@@ -93,19 +95,32 @@ cdef class KvState:
 
 @final
 cdef class Executor:
-    """Runs passes of up to `ubatch` tokens. One at a time, from one thread."""
+    """Runs passes of up to `ubatch` tokens. One at a time, from one thread.
+
+    store: brings expert records in; None: they lie at MoeRef.base. lookahead: ranks that lookahead ops guess. rows_at: file offset of
+    a row-gather embedding, whose rows the store brings in; -1: it lies in memory. groups: ubatches that run_groups takes at once.
+    """
     cdef mg_exec e
     cdef object arena
     cdef object _structs                # keeps layer structs and tables alive
     cdef readonly object program
-    cdef readonly int ubatch, max_out, n_threads
+    cdef readonly int ubatch, max_out, n_threads, groups
+    cdef float *residual                # [groups, ubatch, ld of buffer 0]
     cdef readonly int vocab, top_k
-    cdef int32_t cancel_flag
+    cdef readonly Store store
+    cdef int32_t own_flag
+    cdef int32_t *flag
 
     def __cinit__(self):
         memset(&self.e, 0, sizeof(mg_exec))
 
-    def __init__(self, program, weights: dict, moe: list, *, ctx: int, ubatch: int, max_out: int, kv: str, n_threads: int):
+    def __init__(self, program, weights: dict, moe: list, *, ctx: int, ubatch: int, max_out: int, kv: str, n_threads: int,
+                 store=None, lookahead: int = 0, rows_at: int = -1, groups: int = 1):
+        self.flag = &self.own_flag
+        if store is not None:
+            self.store = store
+            self.e.store, self.flag = self.store.ptr, &self.store.flag
+        self.e.lookahead, self.e.rows_at = lookahead, rows_at
         self.program, self.ubatch, self.max_out = program, ubatch, max_out
         self.arena = _Arena()
         self.vocab = program.model.vocab
@@ -120,7 +135,10 @@ cdef class Executor:
         self.e.attn_scratch = <float *>self.take(n_threads * self.e.attn_scratch_floats * 4)
         self.e.max_split_rows = 4 * n_threads * MG_QROWS
         self.e.attn_parts = <float *>self.take(self.e.max_split_rows * (ctx // MG_CHUNK + 1) * part * 4)
-        self.e.cancel = &self.cancel_flag
+        self.e.cancel = self.flag
+        self.groups = groups
+        if groups > 1:
+            self.residual = <float *>self.take(groups * ubatch * self.e.ld[0] * 4 + 64)
 
     def __dealloc__(self):
         if self.e.pool != NULL:
@@ -147,20 +165,24 @@ cdef class Executor:
         pairs = S * self.top_k
         self.e.max_pairs, self.e.max_experts = pairs, experts
         if pairs:
-            acts.append(pairs * max(_core.act_bytes(act, pad32(width)) for act in range(2)))
+            self.e.pair_act = <uint8_t *>self.take(pairs * max(_core.act_bytes(act, pad32(width)) for act in range(2)))
             self.e.pair_gate = <float *>self.take(pairs * pad16(width) * 4 + 64)
             self.e.pair_up = <float *>self.take(pairs * pad16(width) * 4 + 64)
             self.e.pair_out = <float *>self.take(pairs * self.e.ld[6] * 4 + 64)       # program.Y
             self.e.pair_token = <int32_t *>self.take(pairs * 4)
             self.e.pair_of = <int32_t *>self.take(pairs * 4)
+            self.e.batch_pair = <int32_t *>self.take(pairs * 4)
             self.e.expert_ids = <int32_t *>self.take(experts * 4)
+            self.e.expert_uses = <int32_t *>self.take(experts * 4)
+            self.e.batch = <int32_t *>self.take(experts * 4)
+            self.e.expert_state = <uint8_t *>self.take(experts)
             self.e.expert_first = <int32_t *>self.take((experts + 1) * 4)
             self.e.records = <const uint8_t **>self.take(experts * sizeof(void *))
             self.e.route_logits = <float *>self.take(S * pad16(experts) * 4 + 64)
             self.e.route_idx = <int32_t *>self.take(pairs * 4)
             self.e.route_w = <float *>self.take(pairs * 4)
         self.e.act = <uint8_t *>self.take(max(acts))
-        self.e.act_ptr = <const void **>self.take(3 * max(S, self.max_out, pairs) * sizeof(void *))
+        self.e.act_ptr = <const void **>self.take(5 * max(S, self.max_out, pairs) * sizeof(void *))
         self.e.blocks = <int32_t *>self.take((S + 1) * 4)
         self.e.jobs = <mg_job *>self.take((2 * experts + 4) * _core.job_bytes())
 
@@ -240,11 +262,11 @@ cdef class Executor:
 
     def cancel(self):
         """Makes the running pass, or the next one, stop before its next op; safe from any thread and a signal handler."""
-        self.cancel_flag = 1
+        self.flag[0] = 1
 
     def rearm(self):
         """Forgets an earlier cancel; called where a new piece of work starts."""
-        self.cancel_flag = 0
+        self.flag[0] = 0
 
     def run(self, tokens, pos, seq, states: list, seq_len, out_row, logits, capture=None):
         """One pass. tokens, pos, seq [T] int32; states: KvState per seq; seq_len [n_seq] int64; out_row [n_out] int32.
@@ -252,36 +274,78 @@ cdef class Executor:
         Fills logits [n_out, pad16(V)] float32. capture: (idx [M, T, K] int32, w [M, T, K] float32) or None.
         Raises Cancelled, IOFailure.
         """
-        cdef const int32_t[::1] t = tokens
-        cdef const int32_t[::1] p = pos
-        cdef const int32_t[::1] s = seq
-        cdef const int64_t[::1] n = seq_len
-        cdef const int32_t[::1] o = out_row
-        cdef float[:, ::1] y
+        cdef const mg_kv *kv[256]
         cdef int32_t[:, :, ::1] ci
         cdef float[:, :, ::1] cw
-        cdef const mg_kv *kv[256]
-        cdef int status, i
-        cdef KvState state
-        if t.shape[0] > self.ubatch or o.shape[0] > self.max_out or len(states) > 256 or t.shape[0] == 0:
-            raise InternalError(f"pass of {t.shape[0]} tokens, {len(states)} sessions, {o.shape[0]} outputs does not fit the executor")
-        for i, state in enumerate(states):
-            kv[i] = state.entries
-        self.e.n_tokens, self.e.n_out = <int32_t>t.shape[0], <int32_t>o.shape[0]
-        self.e.token, self.e.pos, self.e.seq, self.e.seq_len, self.e.kv = &t[0], &p[0], &s[0], &n[0], kv
-        if o.shape[0]:
-            y = logits
-            self.e.out_row, self.e.logits, self.e.ld_logits = &o[0], &y[0, 0], y.shape[1]
-        self.e.capture_idx = NULL
+        cdef int status
+        self._states(states, seq_len, kv)
+        self._tokens(tokens, pos, seq, out_row, logits)
         if capture is not None:
             ci, cw = capture
             self.e.capture_idx, self.e.capture_w = &ci[0, 0, 0], &cw[0, 0, 0]
         with nogil:
             status = _core.exec_run(&self.e)
+        self._check(status)
+
+    def run_groups(self, tokens, pos, seq, states: list, seq_len, out_rows: list, logits, progress=None):
+        """A long prompt, layer by layer over groups of ubatch tokens, so that each expert is brought in once for all of them.
+
+        As run, with at most groups * ubatch tokens; out_rows: [n_out] rows inside each group. progress(ops done, ops in all).
+        Raises Cancelled, IOFailure: then no token of the call has been evaluated.
+        """
+        cdef const mg_kv *kv[256]
+        cdef int status
+        cdef int32_t first = 0, end, g, n = <int32_t>len(out_rows), S = self.ubatch, T = <int32_t>len(tokens)
+        cdef int64_t size = S * self.e.ld[0]
+        if n > self.groups or not (n - 1) * S < T <= n * S:
+            raise InternalError(f"{T} tokens in {n} groups do not fit the executor")
+        self._states(states, seq_len, kv)
+        status = _core.exec_begin(&self.e, T)
+        self._check(status)
+        while first < self.e.n_ops:
+            end = _core.exec_span(&self.e, first)
+            at = 0
+            for g in range(n):
+                part = slice(g * S, min((g + 1) * S, T))
+                self._tokens(tokens[part], pos[part], seq[part], out_rows[g], logits[at:])
+                at += len(out_rows[g])
+                with nogil:
+                    status = _core.exec_part(&self.e, first, end, self.residual + g * size, g + 1 < n)
+                self._check(status)
+            first = end
+            if progress is not None:
+                progress(first, self.e.n_ops)
+        self._check(_core.exec_check(&self.e))
+
+    cdef _states(self, list states, seq_len, const mg_kv **kv):
+        cdef const int64_t[::1] n = seq_len
+        cdef KvState state
+        cdef int i
+        if len(states) > 256:
+            raise InternalError(f"{len(states)} sessions do not fit the executor")
+        for i, state in enumerate(states):
+            kv[i] = state.entries
+        self.e.seq_len, self.e.kv, self.e.capture_idx = &n[0], kv, NULL
+
+    cdef _tokens(self, tokens, pos, seq, out_row, logits):
+        cdef const int32_t[::1] t = tokens
+        cdef const int32_t[::1] p = pos
+        cdef const int32_t[::1] s = seq
+        cdef const int32_t[::1] o = out_row
+        cdef float[:, ::1] y
+        if t.shape[0] > self.ubatch or o.shape[0] > self.max_out or t.shape[0] == 0:
+            raise InternalError(f"pass of {t.shape[0]} tokens, {o.shape[0]} outputs does not fit the executor")
+        self.e.n_tokens, self.e.n_out = <int32_t>t.shape[0], <int32_t>o.shape[0]
+        self.e.token, self.e.pos, self.e.seq = &t[0], &p[0], &s[0]
+        if o.shape[0]:
+            y = logits
+            self.e.out_row, self.e.logits, self.e.ld_logits = &o[0], &y[0, 0], y.shape[1]
+
+    cdef _check(self, int status):
         if status == STATUS_CANCEL:
             raise Cancelled("forward pass: stopped on request", "cancelled")
         if status == STATUS_FETCH:
-            raise IOFailure("expert record: could not be read", "io-read")
+            self.store.check(status)
         if status != STATUS_OK:
             raise InternalError(f"executor returned status {status}")
 

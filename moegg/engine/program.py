@@ -57,8 +57,8 @@ class Program:
         return list(dict.fromkeys(a.rope for a in self.attn if a.rope))
 
 
-def lower(model: Model) -> Program:
-    """The program of one forward pass."""
+def lower(model: Model, lookahead: bool = False) -> Program:
+    """The program of one forward pass. lookahead: before the attention of a layer with experts, guess which ones it will choose."""
     p = Program(model)
 
     def add(kind: str, **kw) -> None:
@@ -72,6 +72,8 @@ def lower(model: Model) -> Program:
     add("embed", dst=X, linears=(Linear(model.embed, None, X),), scale=model.embed_scale)
     for i, layer in enumerate(model.layers):
         a, f = layer.attn, layer.ffn
+        if lookahead and p.moe and isinstance(f, Moe):
+            add("lookahead", layer=i, src=X, dst=XN, norm=layer.ffn_norm, n=model.d, moe=f, moe_index=len(p.moe))
         add("norm", layer=i, src=X, dst=XN, norm=layer.attn_norm, n=model.d)
         add("linear", layer=i, src=XN, linears=(Linear(a.q, a.q_bias, Q), Linear(a.k, a.k_bias, K), Linear(a.v, a.v_bias, V)))
         add("rope_kv", layer=i, src=Q, src2=K, src3=V, attn=a, kv_index=len(p.attn))

@@ -11,7 +11,6 @@ from moegg.kernels._core import (
     deinterleave,
     dequantize,
     dequantize_row,
-    guard_mapping,
     host_level,
     info,
     interleave,
@@ -20,11 +19,10 @@ from moegg.kernels._core import (
     matmul,
     quantize,
     select,
-    unguard_mapping,
 )
 
-__all__ = ["Pool", "activations", "deinterleave", "dequantize", "dequantize_row", "guard_mapping", "host_level", "info", "interleave", "level",
-           "levels", "matmul", "quantize", "select", "unguard_mapping"]
+__all__ = ["Pool", "activations", "deinterleave", "dequantize", "dequantize_row", "host_level", "info", "interleave", "level",
+           "levels", "matmul", "quantize", "select"]
 
 _asked = os.environ.get("MOEGG_CPU") or None
 if _asked not in (None, *levels()):

@@ -3,6 +3,7 @@
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 
 from moegg.kernels.exec cimport mg_exec, mg_op_table, mg_pool
+from moegg.kernels.store_c cimport mg_policy_calls, mg_store_calls
 
 cdef extern from "kernels.h" nogil:
     enum:
@@ -55,6 +56,14 @@ cdef void pool_set_spin(mg_pool *p, int64_t us) noexcept nogil
 # the executor (csrc/exec.h)
 cdef size_t job_bytes() noexcept nogil
 cdef int exec_run(mg_exec *e) noexcept nogil
+cdef int exec_begin(mg_exec *e, int32_t n_tokens) noexcept nogil
+cdef int32_t exec_span(const mg_exec *e, int32_t first) noexcept nogil
+cdef int exec_part(mg_exec *e, int32_t first, int32_t end, float *residual, int more) noexcept nogil
+cdef int exec_check(mg_exec *e) noexcept nogil
 
 # the float kernels in force (csrc/ops.h)
 cdef const mg_op_table *op_table() noexcept nogil
+
+# the expert store and its policy (csrc/calls.h)
+cdef const mg_store_calls *store_calls() noexcept nogil
+cdef const mg_policy_calls *policy_calls() noexcept nogil

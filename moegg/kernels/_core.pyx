@@ -7,6 +7,8 @@ from libc.stdlib cimport free, malloc
 
 import numpy as np
 
+from moegg.kernels.store_c cimport mg_policy_table, mg_store_table
+
 from moegg.errors import BadRequest
 from moegg.quants import INTERLEAVED, QUANTS, ROW_MAJOR
 
@@ -14,14 +16,14 @@ from moegg.quants import INTERLEAVED, QUANTS, ROW_MAJOR
 cdef extern from "exec.h" nogil:
     size_t mg_job_bytes()
     int mg_exec_run(mg_exec *e)
+    int mg_exec_begin(mg_exec *e, int32_t n_tokens)
+    int32_t mg_exec_span(const mg_exec *e, int32_t first)
+    int mg_exec_part(mg_exec *e, int32_t first, int32_t end, float *residual, int more)
+    int mg_exec_check(mg_exec *e)
     mg_op_table mg_ops
 
 cdef extern from "<unistd.h>" nogil:
     int usleep(unsigned int us)
-
-cdef extern from "mapped.h" nogil:
-    int mg_guard(const void *base, size_t size, const char *label)
-    void mg_unguard(const void *base)
 
 cdef extern from "measure.h" nogil:
     uint64_t mg_measure_read(mg_pool *p, const void *data, int64_t nbytes, int64_t ahead)
@@ -323,17 +325,6 @@ cdef void _visit(void *ctx, int64_t begin, int64_t end, int worker) noexcept nog
         usleep(v.sleep_us)
 
 
-def guard_mapping(address: int, nbytes: int, label: str):
-    """From now on a SIGBUS inside this mapping ends the process with one line that names `label`, exit code 6 (csrc/mapped.c)."""
-    text = label.encode("utf-8", "backslashreplace")
-    mg_guard(<const void *><uintptr_t>address, nbytes, text)
-
-
-def unguard_mapping(address: int):
-    """The mapping is about to go."""
-    mg_unguard(<const void *><uintptr_t>address)
-
-
 # --- for other extensions -----------------------------------------------------------------------------------------------
 
 cdef size_t act_bytes(int act, int64_t cols) noexcept nogil:
@@ -353,6 +344,24 @@ cdef size_t job_bytes() noexcept nogil:
 
 cdef int exec_run(mg_exec *e) noexcept nogil:
     return mg_exec_run(e)
+
+cdef int exec_begin(mg_exec *e, int32_t n_tokens) noexcept nogil:
+    return mg_exec_begin(e, n_tokens)
+
+cdef int32_t exec_span(const mg_exec *e, int32_t first) noexcept nogil:
+    return mg_exec_span(e, first)
+
+cdef int exec_part(mg_exec *e, int32_t first, int32_t end, float *residual, int more) noexcept nogil:
+    return mg_exec_part(e, first, end, residual, more)
+
+cdef int exec_check(mg_exec *e) noexcept nogil:
+    return mg_exec_check(e)
+
+cdef const mg_store_calls *store_calls() noexcept nogil:
+    return &mg_store_table
+
+cdef const mg_policy_calls *policy_calls() noexcept nogil:
+    return &mg_policy_table
 
 cdef const mg_op_table *op_table() noexcept nogil:
     return &mg_ops

@@ -1,6 +1,8 @@
 # exec.pxd - the executor's structs (csrc/exec.h) for Cython; field comments are in the header. The functions are reached through _core.
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
+from moegg.kernels.store_c cimport mg_store
+
 cdef extern from "exec.h" nogil:
     enum:
         MG_TILE
@@ -19,6 +21,7 @@ cdef extern from "exec.h" nogil:
         MG_OP_GLU
         MG_OP_MOE
         MG_OP_HEAD
+        MG_OP_LOOKAHEAD
     ctypedef struct mg_pool:
         pass
     ctypedef struct mg_mat:
@@ -73,7 +76,6 @@ cdef extern from "exec.h" nogil:
     ctypedef struct mg_kv:
         void *k
         void *v
-    ctypedef int (*mg_fetch_fn)(void *ctx, const mg_moe_layer *layer, int n, const int32_t *experts, const uint8_t **records) noexcept nogil
     struct mg_job:
         pass
     ctypedef struct mg_exec:
@@ -83,6 +85,7 @@ cdef extern from "exec.h" nogil:
         float **buf
         int64_t *ld
         uint8_t *act
+        uint8_t *pair_act
         const void **act_ptr
         float *attn_scratch
         int64_t attn_scratch_floats
@@ -95,14 +98,19 @@ cdef extern from "exec.h" nogil:
         float *pair_out
         int32_t *pair_token
         int32_t *pair_of
+        int32_t *batch_pair
         int32_t *expert_ids
         int32_t *expert_first
+        int32_t *expert_uses
+        int32_t *batch
+        uint8_t *expert_state
         const uint8_t **records
         float *route_logits
         int32_t *route_idx
         float *route_w
-        mg_fetch_fn fetch
-        void *fetch_ctx
+        mg_store *store
+        int32_t lookahead
+        int64_t rows_at
         int32_t n_tokens, n_out
         const int32_t *token
         const int32_t *pos

@@ -1,27 +1,15 @@
 /* exec.c - the executor: walks the op list, splits each op over the pool, allocates nothing.
  *
  * Matrix products are lists of jobs (one matrix, n activation rows); the pool claims 16-row groups across all jobs of a phase,
- * so that the experts of a layer cost one barrier per phase. Expert outputs are stored per (token, rank) and summed in rank order.
+ * so that the experts of a layer cost one barrier per phase (moe.c).
  */
-#include "exec.h"
+#include "exec_int.h"
 #include <math.h>
 #include <string.h>
 
-typedef struct mg_job {
-    const mg_mat *mat;
-    const uint8_t *w;
-    const void *const *act;  /* [n] */
-    float *dst;              /* [n, ld] */
-    int64_t ld;
-    int32_t n, first;        /* first: groups of all earlier jobs */
-} mg_job;
-
 size_t mg_job_bytes(void) { return sizeof(mg_job); }
 
-static int64_t pad16(int64_t n) { return (n + 15) & ~(int64_t)15; }
 static int64_t groups_of(const mg_mat *m) { return (m->rows + MG_GROUP - 1) / MG_GROUP; }
-static int act_of(const mg_mat *m) { return mg_quant_get(m->quant)->act; }
-static float *row(const mg_exec *e, int buf, int64_t i) { return e->buf[buf] + i * e->ld[buf]; }
 
 /* --- matrix products --------------------------------------------------------------------------------------------------- */
 
@@ -61,7 +49,7 @@ static void job_task(void *ctx, int64_t begin, int64_t end, int worker) {
 }
 
 /* Chunks of about 32 KiB of weights times rows: small products stay on one thread. */
-static void run_jobs(mg_exec *e, int n_jobs) {
+void mg_jobs_run(mg_exec *e, int n_jobs) {
     int64_t total = 0, cost = 1;
     for (int i = 0; i < n_jobs; i++) {
         mg_job *j = &e->jobs[i];
@@ -82,31 +70,29 @@ static void act_task(void *ctx, int64_t begin, int64_t end, int worker) {
     for (int64_t i = begin; i < end; i++) mg_kernels.act[a->act](a->src + i * a->ld, a->cols, a->dst + i * a->stride);
 }
 
-/* act_ptr[act][0..n) = the rows of src in activation format `act`. An even float row serves as it is. Returns the pointers. */
-static const void **make_act(mg_exec *e, int act, const float *src, int64_t ld, int64_t cols, int64_t n) {
-    const int64_t most = e->max_pairs > e->max_tokens ? e->max_pairs : e->max_tokens;
-    const void **ptr = e->act_ptr + act * most;
+const void **mg_act_rows(mg_exec *e, int act, const float *src, int64_t ld, int64_t cols, int64_t n, uint8_t *dst) {
+    const void **ptr = e->act_ptr + act * act_rows(e);
     if (act == MG_ACT_F32 && cols % 2 == 0) {
         for (int64_t i = 0; i < n; i++) ptr[i] = src + i * ld;
         return ptr;
     }
-    act_ctx a = {e, src, ld, cols, act, e->act, mg_act_bytes(act, cols)};
+    act_ctx a = {e, src, ld, cols, act, dst, mg_act_bytes(act, cols)};
     for (int64_t i = 0; i < n; i++) ptr[i] = a.dst + i * a.stride;
     mg_pool_run(e->pool, act_task, &a, n, cols >= 16384 ? 1 : 16384 / cols);
     return ptr;
 }
 
 /* All mats read the same rows. Mats are run by activation format, so that one scratch serves both. */
-static void linear(mg_exec *e, const mg_mat *mats, float *const *dst, const int64_t *ld, int n_mats, const float *src, int64_t ld_src, int64_t n) {
+void mg_linear(mg_exec *e, const mg_mat *mats, float *const *dst, const int64_t *ld, int n_mats, const float *src, int64_t ld_src, int64_t n) {
     for (int act = MG_ACT_F32; act <= MG_ACT_A8; act++) {
         int n_jobs = 0;
         const void **ptr = NULL;
         for (int i = 0; i < n_mats; i++) {
             if (act_of(&mats[i]) != act) continue;
-            if (!ptr) ptr = make_act(e, act, src, ld_src, mats[i].cols, n);
+            if (!ptr) ptr = mg_act_rows(e, act, src, ld_src, mats[i].cols, n, e->act);
             e->jobs[n_jobs++] = (mg_job){&mats[i], mats[i].w, ptr, dst[i], ld[i], (int32_t)n, 0};
         }
-        if (n_jobs) run_jobs(e, n_jobs);
+        if (n_jobs) mg_jobs_run(e, n_jobs);
     }
 }
 
@@ -117,7 +103,7 @@ static void op_linear(mg_exec *e, const mg_op *op) {
         dst[i] = e->buf[op->mat_dst[i]];
         ld[i] = e->ld[op->mat_dst[i]];
     }
-    linear(e, op->mat, dst, ld, op->n_mats, e->buf[op->src], e->ld[op->src], e->n_tokens);
+    mg_linear(e, op->mat, dst, ld, op->n_mats, e->buf[op->src], e->ld[op->src], e->n_tokens);
 }
 
 /* --- per-token ops ------------------------------------------------------------------------------------------------------ */
@@ -165,6 +151,16 @@ static void glu_task(void *ctx, int64_t begin, int64_t end, int worker) {
 static void per_token(mg_exec *e, const mg_op *op, mg_task_fn fn, int64_t floats) {
     op_ctx c = {e, op};
     mg_pool_run(e->pool, fn, &c, e->n_tokens, floats >= 16384 ? 1 : 16384 / (floats > 0 ? floats : 1));
+}
+
+static int op_embed(mg_exec *e, const mg_op *op) {
+    const mg_mat *m = &op->mat[0];
+    if (e->store && m->gather && e->rows_at >= 0) {
+        const int status = mg_store_rows(e->store, e->rows_at, (int64_t)mg_row_bytes(m->quant, m->cols), e->n_tokens, e->token);
+        if (status != MG_OK) return status;
+    }
+    per_token(e, op, embed_task, m->cols);
+    return MG_OK;
 }
 
 /* --- attention ---------------------------------------------------------------------------------------------------------- */
@@ -342,127 +338,6 @@ static void op_attention(mg_exec *e, const mg_op *op) {
     mg_pool_run(e->pool, attention_task, &c, items, chunk);
 }
 
-/* --- experts ------------------------------------------------------------------------------------------------------------ */
-
-typedef struct { mg_exec *e; const mg_moe_layer *l; float *dst; int64_t ld_dst; } moe_ctx;
-
-/* Softmax over all experts, then the top_k largest; ties go to the lowest id. */
-static void choose_task(void *ctx, int64_t begin, int64_t end, int worker) {
-    const moe_ctx *c = ctx;
-    const mg_moe_layer *l = c->l;
-    (void)worker;
-    for (int64_t t = begin; t < end; t++) {
-        float *s = c->e->route_logits + t * pad16(l->n_expert);
-        int32_t *idx = c->e->route_idx + t * l->top_k;
-        float *w = c->e->route_w + t * l->top_k, sum = 0;
-        mg_ops.softmax(s, l->n_expert);
-        for (int k = 0; k < l->top_k; k++) {
-            int best = -1;
-            for (int i = 0; i < l->n_expert; i++) {
-                if (best >= 0 && !(s[i] > s[best])) continue;
-                int taken = 0;
-                for (int j = 0; j < k; j++) taken |= idx[j] == i;
-                if (!taken) best = i;
-            }
-            idx[k] = best;
-            w[k] = s[best];
-            sum += w[k];
-        }
-        for (int k = 0; k < l->top_k; k++) w[k] = (l->renormalise ? w[k] / sum : w[k]) * l->scale;
-    }
-}
-
-static void pair_glu_task(void *ctx, int64_t begin, int64_t end, int worker) {
-    const moe_ctx *c = ctx;
-    const int64_t ld = pad16(c->l->width);
-    (void)worker;
-    for (int64_t p = begin; p < end; p++)
-        mg_ops.glu(c->l->act, c->e->pair_gate + p * ld, c->e->pair_up + p * ld, c->l->width, c->e->pair_gate + p * ld);
-}
-
-static void combine_task(void *ctx, int64_t begin, int64_t end, int worker) {
-    const moe_ctx *c = ctx;
-    const mg_exec *e = c->e;
-    (void)worker;
-    for (int64_t t = begin; t < end; t++) {
-        float *y = c->dst + t * c->ld_dst;
-        memset(y, 0, (size_t)c->l->part[2].rows * 4);
-        for (int k = 0; k < c->l->top_k; k++)
-            mg_ops.axpy(e->route_w[t * c->l->top_k + k], e->pair_out + e->pair_of[t * c->l->top_k + k] * c->ld_dst, y, c->l->part[2].rows);
-    }
-}
-
-/* Sorts (token, rank) pairs by expert: expert_ids (ascending), expert_first, pair_token, and pair_of[token, rank]. */
-static int group_pairs(mg_exec *e, const mg_moe_layer *l) {
-    const int64_t pairs = (int64_t)e->n_tokens * l->top_k;
-    int n = 0;
-    for (int i = 0; i <= l->n_expert; i++) e->expert_first[i] = 0;
-    for (int64_t p = 0; p < pairs; p++) e->expert_first[e->route_idx[p] + 1]++;
-    for (int i = 0; i < l->n_expert; i++) e->expert_first[i + 1] += e->expert_first[i];
-    for (int64_t p = 0; p < pairs; p++) {                    /* first[i] walks to the start of i + 1 */
-        const int32_t at = e->expert_first[e->route_idx[p]]++;
-        e->pair_token[at] = (int32_t)(p / l->top_k);
-        e->pair_of[p] = at;
-    }
-    for (int i = 0, start = 0; i < l->n_expert; i++) {
-        const int end = e->expert_first[i];
-        if (end > start) {
-            e->expert_ids[n] = i;
-            e->expert_first[n++] = start;                    /* n <= i: entries below i are no longer needed */
-        }
-        start = end;
-    }
-    e->expert_first[n] = (int32_t)pairs;
-    return n;
-}
-
-static int op_moe(mg_exec *e, const mg_op *op) {
-    const mg_moe_layer *l = op->moe;
-    const int64_t T = e->n_tokens, pairs = T * l->top_k, ld_pair = pad16(l->width), ld_dst = e->ld[op->dst];
-    moe_ctx c = {e, l, e->buf[op->dst], ld_dst};
-    const int64_t ld_route = pad16(l->n_expert);
-    linear(e, &l->router, &e->route_logits, &ld_route, 1, e->buf[op->src], e->ld[op->src], T);
-    mg_pool_run(e->pool, choose_task, &c, T, 8);
-    if (e->capture_idx) {
-        memcpy(e->capture_idx + l->index * T * l->top_k, e->route_idx, (size_t)pairs * 4);
-        memcpy(e->capture_w + l->index * T * l->top_k, e->route_w, (size_t)pairs * 4);
-    }
-    const int n = group_pairs(e, l);
-    if (e->fetch) {
-        const int status = e->fetch(e->fetch_ctx, l, n, e->expert_ids, e->records);
-        if (status != MG_OK) return status;
-    } else {
-        for (int i = 0; i < n; i++) e->records[i] = l->base + l->stride * l->slot[e->expert_ids[i]];
-    }
-    const int64_t most = e->max_pairs > e->max_tokens ? e->max_pairs : e->max_tokens;
-    for (int act = MG_ACT_F32; act <= MG_ACT_A8; act++) {    /* gate and up, by activation format */
-        int n_jobs = 0;
-        const void **pair_act = e->act_ptr + 2 * most;
-        for (int m = 0; m < 2; m++) {
-            if (act_of(&l->part[m]) != act) continue;
-            if (!n_jobs) {
-                const void **ptr = make_act(e, act, e->buf[op->src], e->ld[op->src], l->part[m].cols, T);
-                for (int64_t p = 0; p < pairs; p++) pair_act[p] = ptr[e->pair_token[p]];
-            }
-            for (int i = 0; i < n; i++) {
-                const int32_t p0 = e->expert_first[i];
-                e->jobs[n_jobs++] = (mg_job){&l->part[m], e->records[i] + l->part_offset[m], pair_act + p0,
-                                             (m ? e->pair_up : e->pair_gate) + p0 * ld_pair, ld_pair, e->expert_first[i + 1] - p0, 0};
-            }
-        }
-        if (n_jobs) run_jobs(e, n_jobs);
-    }
-    mg_pool_run(e->pool, pair_glu_task, &c, pairs, l->width >= 8192 ? 1 : 8192 / l->width);
-    const void **ptr = make_act(e, act_of(&l->part[2]), e->pair_gate, ld_pair, l->width, pairs);
-    for (int i = 0; i < n; i++) {
-        const int32_t p0 = e->expert_first[i];
-        e->jobs[i] = (mg_job){&l->part[2], e->records[i] + l->part_offset[2], ptr + p0, e->pair_out + p0 * ld_dst, ld_dst, e->expert_first[i + 1] - p0, 0};
-    }
-    run_jobs(e, n);
-    mg_pool_run(e->pool, combine_task, &c, T, 4);
-    return MG_OK;
-}
-
 /* --- head and loop ------------------------------------------------------------------------------------------------------ */
 
 /* Only the rows that need logits are normed and multiplied; they are gathered into the first rows of dst. */
@@ -470,26 +345,31 @@ static void op_head(mg_exec *e, const mg_op *op) {
     if (!e->n_out) return;
     for (int32_t i = 0; i < e->n_out; i++)
         mg_ops.rmsnorm(row(e, op->src, e->out_row[i]), op->norm, op->eps, op->n, row(e, op->dst, i));
-    linear(e, op->mat, &e->logits, &e->ld_logits, 1, e->buf[op->dst], e->ld[op->dst], e->n_out);
+    mg_linear(e, op->mat, &e->logits, &e->ld_logits, 1, e->buf[op->dst], e->ld[op->dst], e->n_out);
     if (op->softcap != 0.0f)
         for (int32_t i = 0; i < e->n_out; i++) mg_ops.softcap(e->logits + i * e->ld_logits, op->softcap, op->mat[0].rows);
 }
 
-static int run_ops(mg_exec *e) {
-    for (int32_t i = 0; i < e->n_ops; i++) {
+static int run_ops(mg_exec *e, int32_t first, int32_t end) {
+    for (int32_t i = first; i < end; i++) {
         const mg_op *op = &e->ops[i];
         int status = MG_OK;
         if (e->cancel && *e->cancel) return MG_E_CANCEL;
         switch (op->kind) {
-        case MG_OP_EMBED: per_token(e, op, embed_task, op->mat[0].cols); break;
+        case MG_OP_EMBED: status = op_embed(e, op); break;
         case MG_OP_NORM: per_token(e, op, norm_task, op->n); break;
         case MG_OP_LINEAR: op_linear(e, op); break;
         case MG_OP_ROPE_KV: per_token(e, op, rope_kv_task, 2 * (op->attn->n_head + op->attn->n_kv) * op->attn->shape.dim); break;
         case MG_OP_ATTENTION: op_attention(e, op); break;
         case MG_OP_ADD: per_token(e, op, add_task, op->n); break;
         case MG_OP_GLU: per_token(e, op, glu_task, op->n); break;
-        case MG_OP_MOE: status = op_moe(e, op); break;
+        case MG_OP_MOE: status = mg_op_moe(e, op); break;
         case MG_OP_HEAD: op_head(e, op); break;
+        case MG_OP_LOOKAHEAD:
+            if (!e->store || !e->lookahead) break;
+            per_token(e, op, norm_task, op->n);
+            mg_op_lookahead(e, op);
+            break;
         }
         if (status != MG_OK) return status;
     }
@@ -500,13 +380,38 @@ static int run_ops(mg_exec *e) {
 int mg_in_pass;                                 /* alloc_guard.h */
 #endif
 
-int mg_exec_run(mg_exec *e) {
+static int guarded_ops(mg_exec *e, int32_t first, int32_t end) {
 #if defined(MOEGG_DEBUG)
     mg_in_pass = 1;
-    const int status = run_ops(e);
+    const int status = run_ops(e, first, end);
     mg_in_pass = 0;
     return status;
 #else
-    return run_ops(e);
+    return run_ops(e, first, end);
 #endif
+}
+
+int mg_exec_begin(mg_exec *e, int32_t n_tokens) { return e->store ? mg_store_pass(e->store, n_tokens) : MG_OK; }
+
+int mg_exec_check(mg_exec *e) { return e->store ? mg_store_check(e->store) : MG_OK; }
+
+int mg_exec_run(mg_exec *e) {
+    int status = mg_exec_begin(e, e->n_tokens);
+    if (status == MG_OK) status = guarded_ops(e, 0, e->n_ops);
+    return status == MG_OK ? mg_exec_check(e) : status;
+}
+
+int32_t mg_exec_span(const mg_exec *e, int32_t first) {
+    int32_t end = first + 1;
+    while (end < e->n_ops && e->ops[end].layer == e->ops[first].layer) end++;
+    return end;
+}
+
+int mg_exec_part(mg_exec *e, int32_t first, int32_t end, float *residual, int more) {
+    float *own = e->buf[0];
+    e->buf[0] = residual;
+    if (e->store) mg_store_more(e->store, more);
+    const int status = guarded_ops(e, first, end);
+    e->buf[0] = own;
+    return status;
 }

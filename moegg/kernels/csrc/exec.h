@@ -7,6 +7,7 @@
 #define MOEGG_EXEC_H
 #include "kernels.h"
 #include "ops.h"
+#include "store.h"
 
 typedef struct {
     const uint8_t *w;        /* interleaved, or row-major when `gather` is set */
@@ -41,7 +42,8 @@ typedef struct {
     const int32_t *slot;                        /* expert id -> slot */
 } mg_moe_layer;
 
-enum { MG_OP_EMBED, MG_OP_NORM, MG_OP_LINEAR, MG_OP_ROPE_KV, MG_OP_ATTENTION, MG_OP_ADD, MG_OP_GLU, MG_OP_MOE, MG_OP_HEAD };
+enum { MG_OP_EMBED, MG_OP_NORM, MG_OP_LINEAR, MG_OP_ROPE_KV, MG_OP_ATTENTION, MG_OP_ADD, MG_OP_GLU, MG_OP_MOE, MG_OP_HEAD,
+       MG_OP_LOOKAHEAD };
 
 typedef struct {
     int32_t kind, layer;
@@ -59,9 +61,6 @@ typedef struct {
 
 typedef struct { void *k, *v; } mg_kv;          /* one session, one attention layer */
 
-/* Puts the addresses of `n` expert records (ascending ids) into `records`; MG_OK or MG_E_FETCH. */
-typedef int (*mg_fetch_fn)(void *ctx, const mg_moe_layer *layer, int n, const int32_t *experts, const uint8_t **records);
-
 typedef struct {
     /* set up once */
     mg_pool *pool;
@@ -69,8 +68,9 @@ typedef struct {
     int32_t n_ops, max_tokens, max_out, max_pairs, max_experts;
     float **buf;
     int64_t *ld;
-    uint8_t *act;            /* activation rows of the current product: max_tokens or max_pairs rows */
-    const void **act_ptr;    /* [3][max(max_tokens, max_pairs)]: per format, and per pair */
+    uint8_t *act;            /* activation rows of the current product: max_tokens rows */
+    uint8_t *pair_act;       /* activation rows of gate * up: max_pairs rows */
+    const void **act_ptr;    /* [5][max(max_tokens, max_pairs)]: token rows per format, pair rows per format, gate * up */
     float *attn_scratch;     /* one per worker: tile scores, then MG_QROWS and MG_ATTN_ITEMS * MG_QROWS partial results */
     int64_t attn_scratch_floats;
     float *attn_parts;       /* [max_split_rows, chunks of the longest context] partial results of a split context */
@@ -78,13 +78,17 @@ typedef struct {
     int32_t *blocks;         /* [max_tokens + 1] attention blocks */
     struct mg_job *jobs;     /* [2 * max_experts + 4] */
     float *pair_gate, *pair_up, *pair_out;      /* [max_pairs, pad16(width)] x 2, [max_pairs, ld of the residual] */
-    int32_t *pair_token, *pair_of, *expert_ids, *expert_first;   /* [max_pairs] x 2, [max_experts], [max_experts + 1] */
+    int32_t *pair_token, *pair_of, *batch_pair; /* [max_pairs] x 3 */
+    int32_t *expert_ids, *expert_first;         /* [max_experts], [max_experts + 1] */
+    int32_t *expert_uses, *batch;               /* [max_experts] x 2 */
+    uint8_t *expert_state;                      /* [max_experts] of mg_store_request */
     const uint8_t **records; /* [max_experts] */
     float *route_logits;     /* [max_tokens, pad16(max_experts)] */
     int32_t *route_idx;      /* [max_tokens, top_k] */
     float *route_w;
-    mg_fetch_fn fetch;       /* NULL: base + slot * stride */
-    void *fetch_ctx;
+    mg_store *store;         /* NULL: all experts lie in memory, at base + slot * stride */
+    int32_t lookahead;       /* ranks per token that MG_OP_LOOKAHEAD guesses, at most top_k; 0: none */
+    int64_t rows_at;         /* where a row-gather embedding lies in the store's file, -1: it lies in memory */
     /* per pass */
     int32_t n_tokens, n_out;
     const int32_t *token, *pos, *seq;           /* [n_tokens]; seq: index into kv */
@@ -100,5 +104,13 @@ typedef struct {
 
 size_t mg_job_bytes(void);
 int mg_exec_run(mg_exec *e);                    /* MG_OK, MG_E_CANCEL, MG_E_FETCH */
+
+/* A long prompt in several groups of at most max_tokens, layer by layer, so that each expert is brought in once for all of them.
+ * begin with the tokens of all groups; then for each span, for each group: set its per-pass fields and run the span, with `more`
+ * set but for the last group; check at the end. Groups share all buffers but 0, of which each has its own (`residual`). */
+int mg_exec_begin(mg_exec *e, int32_t n_tokens);
+int32_t mg_exec_span(const mg_exec *e, int32_t first);                  /* one past the last op of the layer of op `first` */
+int mg_exec_part(mg_exec *e, int32_t first, int32_t end, float *residual, int more);
+int mg_exec_check(mg_exec *e);
 
 #endif

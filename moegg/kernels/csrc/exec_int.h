@@ -1,0 +1,31 @@
+/* exec_int.h - what exec.c and moe.c share: products as lists of jobs, activation rows. */
+#ifndef MOEGG_EXEC_INT_H
+#define MOEGG_EXEC_INT_H
+#include "exec.h"
+
+typedef struct mg_job {
+    const mg_mat *mat;
+    const uint8_t *w;
+    const void *const *act;  /* [n] */
+    float *dst;              /* [n, ld] */
+    int64_t ld;
+    int32_t n, first;        /* first: groups of all earlier jobs */
+} mg_job;
+
+static inline int64_t pad16(int64_t n) { return (n + 15) & ~(int64_t)15; }
+static inline int act_of(const mg_mat *m) { return mg_quant_get(m->quant)->act; }
+static inline float *row(const mg_exec *e, int buf, int64_t i) { return e->buf[buf] + i * e->ld[buf]; }
+static inline int64_t act_rows(const mg_exec *e) { return e->max_pairs > e->max_tokens ? e->max_pairs : e->max_tokens; }
+
+/* e->jobs[n_jobs], 16-row groups claimed across all of them. */
+void mg_jobs_run(mg_exec *e, int n_jobs);
+/* e->act_ptr[act][0..n) = the rows of src in activation format `act`, made in `dst`. An even float row serves as it is. */
+const void **mg_act_rows(mg_exec *e, int act, const float *src, int64_t ld, int64_t cols, int64_t n, uint8_t *dst);
+/* All mats read the same rows. */
+void mg_linear(mg_exec *e, const mg_mat *mats, float *const *dst, const int64_t *ld, int n_mats, const float *src, int64_t ld_src,
+               int64_t n);
+
+int mg_op_moe(mg_exec *e, const mg_op *op);              /* MG_OK, MG_E_CANCEL, MG_E_FETCH */
+void mg_op_lookahead(mg_exec *e, const mg_op *op);
+
+#endif
