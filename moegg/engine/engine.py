@@ -13,10 +13,11 @@ import numpy as np
 from moegg import log
 from moegg.arch import Model
 from moegg.engine.cpus import default_threads
-from moegg.engine.forward import Executor, pad16
+from moegg.engine.forward import Executor
 from moegg.engine.loading import all_f32, find_experts, find_weights
 from moegg.engine.program import lower
 from moegg.engine.session import Session
+from moegg.engine.state import pad16
 from moegg.errors import BadRequest, Cancelled, ContextFull
 from moegg.formats.container import Container
 from moegg.io.memory import auto_budget, own_bytes, read_memory
@@ -157,6 +158,8 @@ class Engine:
                 raise Cancelled("prompt: stopped on request", "cancelled")
             seq, tokens, pos = (np.array(x, np.int32) for x in zip(*part, strict=True))
             states = [s.state for s in sessions]
+            for i in np.unique(seq):
+                states[i].extend(int(pos[seq == i].max()) + 1)
             if len(part) <= self.ubatch:
                 self._executor.run(tokens, pos, seq, states, seq_len, np.array(rows, np.int32), self._logits)
             else:

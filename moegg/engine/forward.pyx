@@ -1,6 +1,6 @@
 """Executor: turns a Program and the addresses of its weights into exec.h structs, owns every buffer, runs passes without the GIL.
 
-All memory is taken when the executor is made; a pass allocates nothing. KvState is one session's keys and values.
+All memory is taken when the executor is made; a pass allocates nothing. A session's state is state.py's.
 Callers (engine.py) have checked token ids, positions and sizes.
 """
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from moegg.kernels cimport _core
 from moegg.kernels.exec cimport *
 from moegg.kernels.store cimport Store
 
+from moegg.engine.state import pad16
 from moegg.errors import Cancelled, InternalError
 from moegg.planner import kv_positions
 from moegg.quants import QUANTS
@@ -49,10 +50,6 @@ class MoeRef:
     parts: tuple[tuple[str, int, int, int], ...]
 
 
-def pad16(n: int) -> int:
-    return -(-n // 16) * 16
-
-
 class _Arena:
     """Zeroed, 64-byte aligned memory that lives as long as its owner."""
 
@@ -70,27 +67,6 @@ class _Arena:
         self._keep.append(array)
         self.nbytes += array.nbytes
         return array.ctypes.data
-
-
-@final
-cdef class KvState:
-    """Keys and values of one session: per attention layer K [n_kv, cap/16, dim, 16] and V [n_kv, cap, pad16(dim)]."""
-    cdef object arena
-    cdef mg_kv *entries
-    cdef readonly list capacity        # positions kept per attention layer
-
-    def __init__(self, attn: list, ctx: int, ubatch: int, kv: str):
-        self.arena = _Arena()
-        self.entries = <mg_kv *><uintptr_t>self.arena.take(len(attn) * sizeof(mg_kv))
-        self.capacity = [kv_positions(a, ctx, ubatch) for a in attn]
-        size = 4 if kv == "f32" else 2
-        for i, (a, cap) in enumerate(zip(attn, self.capacity)):
-            self.entries[i].k = <void *><uintptr_t>self.arena.take(a.n_kv_head * cap * a.head_dim * size)
-            self.entries[i].v = <void *><uintptr_t>self.arena.take(a.n_kv_head * cap * pad16(a.head_dim) * size)
-
-    @property
-    def nbytes(self) -> int:
-        return self.arena.nbytes
 
 
 @final
@@ -269,7 +245,7 @@ cdef class Executor:
         self.flag[0] = 0
 
     def run(self, tokens, pos, seq, states: list, seq_len, out_row, logits, capture=None):
-        """One pass. tokens, pos, seq [T] int32; states: KvState per seq; seq_len [n_seq] int64; out_row [n_out] int32.
+        """One pass. tokens, pos, seq [T] int32; states: SessionState per seq; seq_len [n_seq] int64; out_row [n_out] int32.
 
         Fills logits [n_out, pad16(V)] float32. capture: (idx [M, T, K] int32, w [M, T, K] float32) or None.
         Raises Cancelled, IOFailure.
@@ -319,12 +295,11 @@ cdef class Executor:
 
     cdef _states(self, list states, seq_len, const mg_kv **kv):
         cdef const int64_t[::1] n = seq_len
-        cdef KvState state
         cdef int i
         if len(states) > 256:
             raise InternalError(f"{len(states)} sessions do not fit the executor")
         for i, state in enumerate(states):
-            kv[i] = state.entries
+            kv[i] = <const mg_kv *><uintptr_t>state.entries.ctypes.data
         self.e.seq_len, self.e.kv, self.e.capture_idx = &n[0], kv, NULL
 
     cdef _tokens(self, tokens, pos, seq, out_row, logits):

@@ -1,4 +1,4 @@
-"""Session: one timeline of tokens with its keys and values. Works on token ids only; made by Engine.session()."""
+"""Session: one timeline of tokens with its state (state.py). Works on token ids only; made by Engine.session()."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moegg.engine.forward import KvState
+from moegg.engine.state import SessionState, Snapshot
+from moegg.errors import BadRequest
 
 if TYPE_CHECKING:
     from moegg.engine.engine import Engine
@@ -25,28 +26,55 @@ class Session:
 
     def __init__(self, engine: Engine):
         self._engine = engine
-        self.state = KvState(engine.program.attn, engine.ctx, engine.ubatch, engine.kv)
+        self.state = SessionState(engine.program.attn, engine.ctx, engine.ubatch, engine.kv)
         self.tokens: list[int] = []
         self.logits: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def can_rewind(self, n: int) -> bool:
-        """True if the first n tokens' state is still whole: a ring has forgotten what lies further back than it holds."""
+    def reach(self, n: int) -> int:
+        """How many tokens, at most n, are kept if all after the first n are forgotten: a ring may have forgotten what they need, and
+        beyond a rope regime's limit all positions are others."""
         last = len(self.tokens)
-        for attn, cap in zip(self._engine.program.attn, self.state.capacity, strict=True):
-            if attn.window and last - cap > max(0, n - attn.window + 1):
-                return False
-        return self._engine.regime(n) == self._engine.regime(last)
+        if n >= last:
+            return last
+        return self.state.reach(n) if n > 0 and self._engine.regime(n) == self._engine.regime(last) else 0
 
     def rewind(self, n: int) -> int:
-        """Forgets all tokens after the first n, or all of them where that state is gone. Returns how many are kept."""
-        if n >= len(self.tokens):
-            return len(self.tokens)
-        keep = n if n > 0 and self.can_rewind(n) else 0
-        del self.tokens[keep:]
-        self.logits = None
+        """Forgets all tokens after the first reach(n). Returns how many are kept."""
+        keep = self.reach(n)
+        if keep < len(self.tokens):
+            self.state.rewind(keep)
+            del self.tokens[keep:]
+            self.logits = None
+        return keep
+
+    def snapshot(self, n: int | None = None) -> Snapshot:
+        """A copy of the state of the first reach(n) tokens (None: of all), which Session.restore of the same engine, or of one with the
+        same file and settings, takes back."""
+        keep = self.reach(len(self.tokens) if n is None else n)
+        logits = self.logits.copy() if keep == len(self.tokens) and self.logits is not None else None
+        return Snapshot(tuple(self.tokens[:keep]), logits, self.state.high if keep else 0, self.state.save(keep))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Makes this session what it was when `snapshot` was taken. Raises BadRequest if it is of another engine; then nothing changed."""
+        if len(snapshot.tokens) > self._engine.ctx:
+            raise BadRequest(f"session state: got {len(snapshot.tokens)} tokens, expected at most {self._engine.ctx}", "state-mismatch")
+        self.state.load(len(snapshot.tokens), snapshot.high, snapshot.parts)
+        self.tokens = list(snapshot.tokens)
+        self.logits = None if snapshot.logits is None else snapshot.logits.copy()
+
+    def copy_from(self, other: Session, n: int) -> int:
+        """Makes this session equal to the first n tokens of another one of the same engine, as far as it reaches; returns how many."""
+        if other is self or other._engine is not self._engine:
+            raise BadRequest("session state: got this session or one of another engine, expected another session of this engine",
+                             "state-mismatch")
+        keep = other.reach(n)
+        self.rewind(0)
+        if keep:
+            self.state.copy_from(other.state, keep)
+            self.tokens = other.tokens[:keep]
         return keep
 
     def sync(self, tokens: Sequence[int], progress: Callable[[int, int], None] | None = None,

@@ -36,7 +36,7 @@ class Timeline:
         if common == len(prompt) == len(session) and session.logits is not None:
             return common
         n = min(common, len(prompt) - 1)
-        return n if n == len(session) or session.can_rewind(n) else 0
+        return session.reach(n)
 
 
 @dataclass

@@ -89,7 +89,7 @@ def test_a_wrapped_window_is_rebuilt_not_trimmed(files):
     ids = (IDS * 3)[:window + 200]
     s = engine.session()
     s.sync(ids)
-    assert not s.can_rewind(20)
+    assert s.reach(20) == 0
     result = s.sync([*ids[:20], 5])
     assert result.reused == 0
     np.testing.assert_array_equal(s.logits, last_logits(engine, [*ids[:20], 5]))

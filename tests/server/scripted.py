@@ -38,8 +38,8 @@ class ScriptedSession:
     def __len__(self):
         return len(self.tokens)
 
-    def can_rewind(self, n):
-        return True
+    def reach(self, n):
+        return min(n, len(self.tokens))
 
     def rewind(self, n):
         if n < len(self.tokens):
