@@ -9,6 +9,7 @@ Commands:
   inspect      show what a file holds
   verify       check every checksum of a file
   tokenize     show the tokens of a text
+  perplexity   measure how well a model predicts a text, and how far it is from a reference
   forward      write the logits and router choices of given tokens
   bench        measure the speed of a model on this machine
 
@@ -30,7 +31,7 @@ from moegg import __version__, log
 from moegg.commands.options import did_you_mean, parse
 from moegg.errors import ExitStatus, InternalError, IOFailure, MoeggError, UsageError
 
-COMMANDS = ("convert", "run", "server", "inspect", "verify", "tokenize", "forward", "bench")
+COMMANDS = ("convert", "run", "server", "inspect", "verify", "tokenize", "perplexity", "forward", "bench")
 QUICK_START = """
 Quick start:
   moegg run demo "Once upon a time"

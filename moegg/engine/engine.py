@@ -193,30 +193,41 @@ class Engine:
         """Stops the running pass before its next op (from another thread or a signal handler); step raises Cancelled."""
         self._executor.cancel()
 
+    def positions(self, tokens: Sequence[int], first: int = 0, routes: bool = False) -> Iterator[tuple[int, np.ndarray, tuple | None]]:
+        """Evaluates `tokens` as a sequence of its own and yields what follows its positions from `first` on, some at a time.
+
+        Yields (position, logits [n, V] float32 that the next step overwrites, router choices and weights [M, n, K] or None).
+        The engine is busy until the iterator is used up or closed. Raises BadRequest, ContextFull.
+        """
+        tokens = list(tokens)
+        self.check(tokens, 0)
+        T, M, k = len(tokens), len(self.program.moe), self._executor.top_k
+        state, total, start = self.session().state, np.array([T], np.int64), 0
+        with self._alone():
+            while start < T:
+                n = min(first - start, self.ubatch) if start < first else min(MAX_OUT, self.ubatch, T - start)
+                capture = (np.zeros((M, n, k), np.int32), np.zeros((M, n, k), np.float32)) if M and routes else None
+                self._executor.run(np.array(tokens[start:start + n], np.int32), np.arange(start, start + n, dtype=np.int32),
+                                   np.zeros(n, np.int32), [state], total, np.arange(n if start >= first else 0, dtype=np.int32),
+                                   self._logits, capture)
+                if start >= first:
+                    yield start, self._logits[:n, :self.vocab], capture
+                start += n
+
     def forward(self, tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]:
         """Logits of every position, for people who check. tokens [T].
 
         Returns logits [T, V] float32, router choices [M, T, K] int32 by descending weight, their weights [M, T, K] float32
         and the M decoder layers that have a router. Raises BadRequest, ContextFull.
         """
-        tokens = list(tokens)
-        self.check(tokens, 0)
-        T, M = len(tokens), len(self.program.moe)
-        k = self._executor.top_k
+        T, M, k = len(tokens), len(self.program.moe), self._executor.top_k
         logits = np.empty((T, self.vocab), np.float32)
         idx, w = np.zeros((M, T, k), np.int32), np.zeros((M, T, k), np.float32)
-        state, total = self.session().state, np.array([T], np.int64)
-        rows = min(MAX_OUT, self.ubatch)
-        with self._alone():
-            for start in range(0, T, rows):
-                n = min(rows, T - start)
-                capture = (np.zeros((M, n, k), np.int32), np.zeros((M, n, k), np.float32)) if M else None
-                span = np.arange(start, start + n, dtype=np.int32)
-                self._executor.run(np.array(tokens[start:start + n], np.int32), span, np.zeros(n, np.int32), [state], total,
-                                   np.arange(n, dtype=np.int32), self._logits, capture)
-                logits[start:start + n] = self._logits[:n, :self.vocab]
-                if capture:
-                    idx[:, start:start + n], w[:, start:start + n] = capture
+        for start, part, capture in self.positions(tokens, routes=True):
+            span = slice(start, start + len(part))
+            logits[span] = part
+            if capture:
+                idx[:, span], w[:, span] = capture
         return logits, idx, w, self.program.moe_layers
 
 

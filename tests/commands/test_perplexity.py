@@ -1,0 +1,40 @@
+"""moegg perplexity, end to end."""
+import json
+import math
+
+import pytest
+
+STORY = ("Once upon a time there was a little girl who lived in a village near the forest. Whenever she went out she wore a red riding "
+         "cloak, so everyone in the village called her Little Red Riding Hood. ") * 3
+
+
+@pytest.fixture
+def story(tmp_path):
+    (tmp_path / "story.txt").write_text(STORY)
+    return tmp_path / "story.txt"
+
+
+def test_the_demo_model_against_itself_and_its_perplexity_for_people_and_programs(call, story):
+    code, out, err = call("perplexity", "demo", story, "--ctx", "64", "--reference", "demo", "--json")
+    assert (code, err) == (0, "")
+    quality = json.loads(out)["quality"]
+    assert 1 < quality["perplexity"] < 60 and quality["windows"] == 1 + (quality["tokens"] - 31) // 31
+    assert quality["reference"] | {"kl_mean": 0, "top1": 1} == quality["reference"]
+    code, text, _ = call("perplexity", "demo", story, "--ctx", "64")
+    assert code == 0 and text.startswith(f"perplexity      {quality['perplexity']:.4f} +- ") and text.count("\n") == 1
+    assert math.isfinite(quality["perplexity_error"])
+
+
+def test_a_text_that_fills_no_window_says_what_to_do(call, story):
+    code, out, err = call("perplexity", "demo", story, "--ctx", "512")
+    assert (code, out) == (2, "") and "smaller --ctx" in err and err.endswith("[text-short]\n")
+
+
+def test_a_reference_with_other_tokens_is_refused(call, story, qwen3_moe_file):
+    code, _, err = call("perplexity", "demo", story, "--ctx", "64", "--reference", qwen3_moe_file)
+    assert code == 2 and "other tokens" in err and err.endswith("[reference-vocab]\n")
+
+
+def test_missing_files_are_named(call, tmp_path):
+    assert call("perplexity", "demo", tmp_path / "no")[0] == 3
+    assert call("perplexity", tmp_path / "no", tmp_path / "no")[0] == 3
