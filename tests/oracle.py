@@ -3,6 +3,7 @@
 tests/fixtures/oracles/<name>: config.json, generation_config.json, weights.json (the recipe), oracle.npz and oracle.json; the
 tokenizer is shared. Provenance, grammar and array names: the README there. write_shards() serves tiny.py too.
 """
+import base64
 import hashlib
 import json
 import shutil
@@ -24,16 +25,34 @@ def bf16(x):
     return ((u + 0x7FFF + ((u >> 16) & 1)) >> 16).astype("<u2")
 
 
-ENCODE = {"BF16": bf16, "F16": lambda x: x.astype("<f2"), "F32": lambda x: x.astype("<f4")}
+E4M3 = np.array([c % 8 * 2.0 ** -9 if c < 8 else (8 + c % 8) * 2.0 ** (c // 8 - 10) for c in range(127)])
+
+
+def e4m3(x):
+    """f32 -> float8 e4m3 bits, to nearest even, clipped at 448."""
+    a = np.minimum(np.abs(np.asarray(x, np.float64)), 448.0)
+    step = np.exp2(np.maximum(np.frexp(a)[1] - 1, -6) - 3.0)
+    return (np.searchsorted(E4M3, np.rint(a / step) * step) | np.where(np.signbit(x), 128, 0)).astype(np.uint8)
+
+
+FLOATS = {"BF16": bf16, "F16": lambda x: x.astype("<f2"), "F32": lambda x: x.astype("<f4"), "F8_E4M3": e4m3}
+INTEGERS = {"F8_E8M0": "u1", "U8": "u1", "U32": "<u4", "I64": "<i8"}
+
+
+def encode(x, dtype):
+    """(dtype, shape, bytes) as safetensors stores them."""
+    bits = FLOATS[dtype](np.asarray(x, np.float32)) if dtype in FLOATS else np.asarray(x).astype(INTEGERS[dtype])
+    return dtype, list(bits.shape), bits.tobytes()
 
 
 def write_safetensors(path, tensors, dtype):
-    """tensors: {name: array of floats}, all stored as `dtype` ('BF16', 'F16', 'F32')."""
+    """tensors: {name: array of floats, stored as `dtype`, or what encode() gave}."""
     head, blobs, at = {"__metadata__": {"format": "pt"}}, [], 0
     for name, x in sorted(tensors.items()):
-        blobs.append(ENCODE[dtype](np.asarray(x, np.float32)).tobytes())
-        head[name] = {"dtype": dtype, "shape": list(x.shape), "data_offsets": [at, at + len(blobs[-1])]}
-        at += len(blobs[-1])
+        own, shape, blob = x if isinstance(x, tuple) else encode(x, dtype)
+        head[name] = {"dtype": own, "shape": shape, "data_offsets": [at, at + len(blob)]}
+        blobs.append(blob)
+        at += len(blob)
     text = json.dumps(head, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(blobs))
@@ -52,22 +71,62 @@ def write_shards(folder, tensors, dtype, n=1):
 
 
 def values(seed, name, shape, kind, *params):
-    """One tensor of a recipe, float64. The stream depends on the tensor's name only, through the frozen legacy generator."""
-    if kind == "normal":
-        scale, shift = params[0], params[1] if len(params) > 1 else 0.0
-        return shift + scale * np.random.RandomState(zlib.crc32(f"{seed}:{name}".encode())).standard_normal(shape)
-    if kind == "const":
-        return np.full(shape, params[0])
-    assert kind == "list", kind
-    return np.array(params[0]).reshape(shape)
+    """One tensor of a recipe, float64 or whole numbers. A stream depends on its name only, through the frozen legacy generator."""
+    stream = np.random.RandomState(zlib.crc32(f"{seed}:{name}".encode()))
+    scale, shift = (*params, 0.0)[:2] if kind in ("normal", "uniform") else (0, 0)
+    match kind:
+        case "normal":
+            return shift + scale * stream.standard_normal(shape)
+        case "uniform":
+            return shift + scale * stream.random_sample(shape)
+        case "int":
+            low, high = params
+            return low + np.floor((high - low) * stream.random_sample(shape)).astype(np.int64)
+        case "const":
+            return np.full(shape, params[0])
+        case "list":
+            return np.array(params[0]).reshape(shape)
+        case "ternary":
+            alpha = as_bf16(values(seed, f"{name}#alpha", shape[:-1], "uniform", *params))
+            return (values(seed, name, shape, "int", 0, 3) - 1) * alpha[..., None]
+        case "affine":
+            scales = as_bf16(values(seed, f"{name}#scales", [*shape[:-1], shape[-1] // 64], "uniform", *params))[..., None]
+            q = values(seed, name, shape, "int", 0, 16).reshape(*scales.shape[:-1], 64)
+            return (q * scales + as_bf16(-7.5 * scales)).reshape(shape)
+    raise ValueError(f"{name}: unknown kind {kind}")
+
+
+def as_bf16(x):
+    """float64 -> the nearest bf16 values, as float64."""
+    return (bf16(x).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def recipe_tensor(recipe, name):
+    """What encode() gives for the tensor `name`."""
+    shape, kind, *params = recipe["tensors"][name]
+    options = params.pop() if params and isinstance(params[-1], dict) else {}
+    dtype, stream, seed = options.get("dtype", recipe["dtype"]), options.get("from", name), recipe["seed"]
+    if kind == "zlib":
+        return dtype, shape, zlib.decompress(base64.b64decode(params[0]))
+    if "{}" in stream:
+        x = np.stack([values(seed, stream.replace("{}", str(i)), shape[1:], kind, *params) for i in range(shape[0])])
+    else:
+        x = values(seed, stream, shape, kind, *params)
+    x = {"log": np.log, "exp": np.exp, "abs": np.abs, None: np.asarray}[options.get("fn")](x)
+    if "times" in options:
+        x = options["times"] * as_bf16(x)
+    if "pack" in options:
+        per = 32 // options["pack"]
+        x = (x.reshape(*shape[:-1], -1, per).astype(np.uint64) << (options["pack"] * np.arange(per, dtype=np.uint64))).sum(-1)
+    return encode(x, dtype)
 
 
 def rebuild(name, folder):
     """Write the complete checkpoint `name` (config, tokenizer, weights) into `folder`; returns it. Checks the recorded hash."""
     folder, recipe = Path(folder), json.loads((FIXTURES / name / "weights.json").read_text())
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {k: values(recipe["seed"], k, *spec).astype(np.float32) for k, spec in recipe["tensors"].items()}
-    digest = hashlib.sha256(b"".join(ENCODE[recipe["dtype"]](x).tobytes() for x in tensors.values()))
+    tensors = {k: recipe_tensor(recipe, k) for k in recipe["tensors"]}
+    digest = hashlib.sha256(b"".join(blob for _, _, blob in tensors.values()))
     assert digest.hexdigest() == recipe["sha256"], f"{name}: this platform does not reproduce the recipe"
     write_shards(folder, tensors, recipe["dtype"], recipe["shards"])
     for file in ("config.json", "generation_config.json"):
