@@ -56,11 +56,12 @@ class FileSizes:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes by purpose for one session of `ctx` tokens. budget None: no limit was given or found.
+    """Bytes by purpose for `sessions` of `ctx` tokens each. budget None: no limit was given or found.
 
     groups: ubatches of a long prompt that go through the layers together, so that each expert is read once for all of them.
     """
     ctx: int
+    sessions: int
     ubatch: int
     groups: int
     kv: str
@@ -93,6 +94,11 @@ class MemoryPlan:
     def total(self) -> int:
         return self.fixed + self.cache
 
+    @property
+    def contexts(self) -> str:
+        """Such as '4 x 8192 tokens'."""
+        return f"{f'{self.sessions} x ' if self.sessions > 1 else ''}{self.ctx} tokens"
+
     def to_dict(self) -> dict:
         return asdict(self) | {"total": self.total, "all_fits": self.all_fits}
 
@@ -100,7 +106,7 @@ class MemoryPlan:
         """The plan as a table, one purpose a line."""
         share = f", {100 * self.cache / self.experts:.0f} % of {fmt_bytes(self.experts)}" if self.experts else ""
         rows = [("process", self.process), ("resident weights", self.resident),
-                (f"KV state ({self.ctx} tokens, {self.kv})", self.kv_state), ("rope tables", self.rope_tables),
+                (f"KV state ({self.contexts}, {self.kv})", self.kv_state), ("rope tables", self.rope_tables),
                 (f"scratch (ubatch {self.ubatch})", self.scratch), ("staging", self.staging),
                 (f"expert cache{share}", self.cache), ("total", self.total)]
         if self.budget is not None:
@@ -153,26 +159,28 @@ def rope_bytes(model: Model, ctx: int) -> int:
 
 # --- the plan -----------------------------------------------------------------------------------------------------------
 
-def plan(model: Model, sizes: FileSizes, *, ctx: int | None = None, ubatch: int = DEFAULT_UBATCH, kv: str = "f16",
-         n_threads: int = 1, budget: int | None = None, process: int = PROCESS_BYTES, option: str = "--ram") -> MemoryPlan:
+def plan(model: Model, sizes: FileSizes, *, ctx: int | None = None, sessions: tuple[int, int] = (1, 1), ubatch: int = DEFAULT_UBATCH,
+         kv: str = "f16", n_threads: int = 1, budget: int | None = None, process: int = PROCESS_BYTES, option: str = "--ram") -> MemoryPlan:
     """Splits `budget` (None: no limit). ctx None: the least of the trained length, 8192 and what leaves the experts their share.
 
-    process: bytes that this process takes already. option: where the budget comes from, for the error. A small budget gets
-    shorter passes. Raises BudgetTooSmall with the smallest workable budget, or the longest context that fits.
+    sessions: the least and the most; more than the least only as far as the experts keep their share. process: bytes that this
+    process takes already. option: where the budget comes from, for the error. A small budget gets shorter passes. Raises
+    BudgetTooSmall with the smallest workable budget, or the longest context that fits.
     """
     wanted = ctx
     ctx_most = wanted or min(model.ctx_train or DEFAULT_CTX, DEFAULT_CTX)
     ctx_least = wanted or min(ctx_most, LEAST_CTX)
+    least, most = sessions
     ubatch = max(1, min(ubatch, ctx_most))
     ubatch_least = min(ubatch, LEAST_UBATCH)
 
-    def build(n: int, s: int) -> MemoryPlan:
+    def build(n: int, s: int, k: int = least) -> MemoryPlan:
         staging = min(sizes.gather, ROWS_BYTES) + (IO_BYTES if sizes.layers else 0)
-        state = sum(kv_bytes(x.attn, n, s, kv) for x in model.layers)
+        state = k * sum(kv_bytes(x.attn, n, s, kv) for x in model.layers)
 
         def split(groups: int) -> MemoryPlan:
             residual = groups * s * 4 * (model.d + 15) if groups > 1 else 0
-            p = MemoryPlan(n, s, groups, kv, budget, process, sizes.resident, state, rope_bytes(model, n),
+            p = MemoryPlan(n, k, s, groups, kv, budget, process, sizes.resident, state, rope_bytes(model, n),
                            scratch_bytes(model, n, s, n_threads) + residual, staging, 0, sizes.experts)
             free = sizes.experts if budget is None else budget - p.fixed
             return replace(p, cache=max(0, min(free, sizes.experts)))
@@ -190,15 +198,16 @@ def plan(model: Model, sizes: FileSizes, *, ctx: int | None = None, ubatch: int 
             raise _too_small(build(ctx_least, ubatch_least), sizes, wanted, option, lambda n: fits(build(n, ubatch_least)))
         while not fits(build(ctx_least, ubatch)):
             ubatch = max(ubatch // 2, ubatch_least)
-    if wanted is None and budget is not None:
-        bare = build(ctx_least, ubatch)
-        room = (budget - bare.fixed + bare.kv_state + bare.rope_tables - sizes.least_cache) // STATE_SHARE
+    if budget is None:
+        return build(ctx_most, ubatch, most)
+    bare = build(ctx_least, ubatch)
+    room = (budget - bare.fixed + bare.kv_state + bare.rope_tables - sizes.least_cache) // STATE_SHARE
 
-        def small(n: int) -> bool:
-            p = build(n, ubatch)
-            return fits(p) and (p.all_fits or p.kv_state + p.rope_tables <= room)
-        return build(max(ctx_least, _largest(small, ctx_most)), ubatch)
-    return build(ctx_most, ubatch)
+    def small(n: int, k: int) -> bool:
+        p = build(n, ubatch, k)
+        return fits(p) and (p.all_fits or p.kv_state + p.rope_tables <= room)
+    n = wanted or max(ctx_least, _largest(lambda n: small(n, least), ctx_most))
+    return build(n, ubatch, max(least, _largest(lambda k: small(n, k), most)))
 
 
 def _largest(good, top: int) -> int:
@@ -214,7 +223,7 @@ def _too_small(p: MemoryPlan, sizes: FileSizes, wanted: int | None, option: str,
     """The message for a budget that holds not even the least plan `p`."""
     need = -(-(p.fixed + sizes.least_cache) // (1 << 20))
     parts = [("process", p.process), ("resident weights", p.resident),
-             (f"KV state and tables of {p.ctx} tokens", p.kv_state + p.rope_tables),
+             (f"KV state and tables of {p.contexts}", p.kv_state + p.rope_tables),
              ("scratch and staging", p.scratch + p.staging), ("experts", sizes.least_cache)]
     text = ", ".join(f"{name} {fmt_bytes(n)}" for name, n in parts if n)
     longest = _largest(good, p.ctx) if wanted else 0

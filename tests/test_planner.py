@@ -122,6 +122,23 @@ def test_a_context_that_is_too_long_is_told_apart_from_a_budget_that_is_too_smal
         plan(model, SIZES, budget=2 * GIB, ctx=longest + 64)
 
 
+def test_several_sessions_share_the_budget(model):
+    one, four = (plan(model, SIZES, budget=8 * GIB, ctx=2048, sessions=(n, n)) for n in (1, 4))
+    assert four.kv_state == 4 * one.kv_state and four.total == one.total == 8 * GIB and four.cache == one.cache - 3 * one.kv_state
+    assert any("4 x 2048 tokens" in line for line in four.lines())
+    assert plan(model, SIZES, sessions=(1, 4)).sessions == 4
+    with pytest.raises(BudgetTooSmall, match="4 x 8192 tokens"):
+        plan(model, SIZES, budget=2 * GIB, ctx=8192, sessions=(4, 4))
+
+
+@pytest.mark.parametrize("gib", [1.5, 2, 3, 4, 6, 8, 12, 18, 24])
+@pytest.mark.parametrize("ctx", [None, 2048])
+def test_more_sessions_than_asked_for_never_cost_context_or_the_experts_share(model, gib, ctx):
+    one, many = (plan(model, SIZES, budget=int(gib * GIB), ctx=ctx, sessions=(1, n)) for n in (1, 4))
+    assert many.ctx == one.ctx and 1 <= many.sessions <= 4 and many.total <= many.budget
+    assert many.sessions == 1 or many.all_fits or many.kv_state <= (many.budget - many.resident) // 4
+
+
 def test_the_hard_minimum_is_two_top_k_records_of_the_largest_layer():
     sizes = FileSizes(0, 0, (ExpertSizes(16, 2, 100_000), ExpertSizes(16, 2, 200_000), ExpertSizes(3, 2, 900_000)))
     assert sizes.least_cache == store_minimum([(x.n, x.top_k, x.record_bytes) for x in sizes.layers])

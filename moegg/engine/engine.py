@@ -32,17 +32,18 @@ WARM_POLL_S = 0.02
 
 
 class Engine:
-    """Runs `model` from `container`. ctx: tokens per session (None: planned); kv: 'f16', 'f32' or None (f32 for all-f32 files).
+    """Runs `model` from `container`. ctx: tokens per session (None: planned); sessions: the least and the most; kv: 'f16',
+    'f32' or None (f32 for all-f32 files); beside: bytes that the caller needs for itself.
 
     ram: bytes for everything, None: what the system can give. io: 'auto', 'page-cache' or 'direct'. profile: of the disk, or None.
     usage: history that warms the cache, or None. keep: experts per layer that stay for good. lookahead: ranks to guess a layer
     ahead. progress: of the resident weights. Raises BudgetTooSmall, IOFailure, FormatError, NoRoom, UsageError.
     """
 
-    def __init__(self, container: Container, model: Model, *, ctx: int | None = None, n_threads: int | None = None,
-                 kv: str | None = None, ubatch: int = DEFAULT_UBATCH, ram: int | None = None, io: str = AUTO,
+    def __init__(self, container: Container, model: Model, *, ctx: int | None = None, sessions: tuple[int, int] = (1, 1),
+                 n_threads: int | None = None, kv: str | None = None, ubatch: int = DEFAULT_UBATCH, ram: int | None = None, io: str = AUTO,
                  profile: Profile | None = None, usage: UsageFile | None = None, keep: int = 0, lookahead: int = 0,
-                 progress: Callable[[int, int], None] | None = None):
+                 beside: int = 0, progress: Callable[[int, int], None] | None = None):
         for name, value, low, high in (("ctx", ctx, 1, 1 << 31), ("threads", n_threads, 1, 1024), ("ubatch", ubatch, 1, 1 << 16)):
             if value is not None and not low <= value <= high:
                 raise BadRequest(f"{name}: got {value}, expected {low} to {high}", "engine-option")
@@ -51,7 +52,7 @@ class Engine:
         self.container, self.model, self.vocab = container, model, model.vocab
         self.kv = kv or ("f32" if all_f32(container) else "f16")
         self.n_threads = n_threads or default_threads()
-        self.plan = self._plan(ctx, ubatch, ram)
+        self.plan = self._plan(ctx, sessions, ubatch, ram, beside)
         self.ctx, self.ubatch = self.plan.ctx, self.plan.ubatch
         self.residency = choose(io, ram_given=ram is not None, experts=self.plan.experts, cache=self.plan.cache, profile=profile)
         lookahead = 0 if self.plan.all_fits else lookahead
@@ -72,7 +73,7 @@ class Engine:
         self._limits = sorted({limit for rope in self.program.ropes for limit, _, _ in rope.regimes()})
         self._busy = threading.Lock()
 
-    def _plan(self, ctx: int | None, ubatch: int, ram: int | None) -> MemoryPlan:
+    def _plan(self, ctx: int | None, sessions: tuple[int, int], ubatch: int, ram: int | None, beside: int) -> MemoryPlan:
         c, used = self.container, own_bytes()
         budget, option = ram, "--ram"
         if ram is None:
@@ -82,8 +83,8 @@ class Engine:
             if budget is None:
                 log.warn("the system does not say how much memory is available; planning as if everything fits (set --ram)")
         sizes = FileSizes(c.resident.nbytes, c.gather.nbytes, expert_sizes(c.layers))
-        return plan(self.model, sizes, ctx=ctx, ubatch=ubatch, kv=self.kv, n_threads=self.n_threads, budget=budget,
-                    process=used + GROWTH_BYTES if used else PROCESS_BYTES, option=option)
+        return plan(self.model, sizes, ctx=ctx, sessions=sessions, ubatch=ubatch, kv=self.kv, n_threads=self.n_threads, budget=budget,
+                    process=beside + (used + GROWTH_BYTES if used else PROCESS_BYTES), option=option)
 
     @property
     def mapped(self) -> np.ndarray:
