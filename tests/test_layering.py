@@ -26,7 +26,7 @@ LAYERS = {
     "moegg.units": May("errors"),
     "moegg.log": May("errors"),
     "moegg.quants": May(BASE, "numpy"),
-    "moegg.arch": May(BASE, "numpy"),
+    "moegg.arch": May(f"{BASE} arch", "numpy"),
     "moegg.kernels": May(f"{BASE} quants arch kernels", "numpy cython cpython libc"),
     "moegg.formats": May(f"{BASE} quants arch formats", "numpy blake3"),
     "moegg.models": May("arch errors models"),

@@ -1,72 +1,25 @@
-"""Executor: turns a Program and the addresses of its weights into exec.h structs, owns every buffer, runs passes without the GIL.
+"""Executor: owns the exec.h structs of a Program (filled by structs.pyx) and every buffer, runs passes without the GIL.
 
 All memory is taken when the executor is made; a pass allocates nothing. A session's state is state.py's.
 Callers (engine.py) have checked token ids, positions and sizes.
 """
-from dataclasses import dataclass
-
-import numpy as np
-
 from cython cimport final
 from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
 from libc.string cimport memset
 
+from moegg.engine.structs cimport fill_attn, fill_moe, fill_op, fill_rope
 from moegg.kernels cimport _core
 from moegg.kernels.exec cimport *
 from moegg.kernels.store cimport Store
 
 from moegg.engine.state import pad16
+from moegg.engine.structs import Arena, pad32
 from moegg.errors import Cancelled, InternalError
-from moegg.planner import kv_positions
-from moegg.quants import QUANTS
 
 cdef enum:
     STATUS_OK = 0
     STATUS_CANCEL = -4
     STATUS_FETCH = -5
-
-_KINDS = {"embed": MG_OP_EMBED, "norm": MG_OP_NORM, "linear": MG_OP_LINEAR, "rope_kv": MG_OP_ROPE_KV, "attention": MG_OP_ATTENTION,
-          "add": MG_OP_ADD, "glu": MG_OP_GLU, "moe": MG_OP_MOE, "head": MG_OP_HEAD, "lookahead": MG_OP_LOOKAHEAD}
-_ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH}
-
-
-@dataclass(frozen=True)
-class WeightRef:
-    """Where a tensor lies in memory. rows, cols: its matrix shape (1-D: rows = 1)."""
-    address: int
-    quant: str
-    rows: int
-    cols: int
-    gather: bool = False
-
-
-@dataclass(frozen=True)
-class MoeRef:
-    """Where the expert records of one layer lie, unless a store brings them in. slot: int32 [n]; parts: (quant, rows, cols,
-    offset) of gate, up, down."""
-    base: int
-    stride: int
-    slot: np.ndarray
-    parts: tuple[tuple[str, int, int, int], ...]
-
-
-class _Arena:
-    """Zeroed, 64-byte aligned memory that lives as long as its owner."""
-
-    def __init__(self):
-        self._keep = []
-        self.nbytes = 0
-
-    def take(self, nbytes: int) -> int:
-        a = np.zeros(int(nbytes) + 64, np.uint8)
-        self._keep.append(a)
-        self.nbytes += int(nbytes)
-        return (a.ctypes.data + 63) & ~63
-
-    def keep(self, array: np.ndarray) -> int:
-        self._keep.append(array)
-        self.nbytes += array.nbytes
-        return array.ctypes.data
 
 
 @final
@@ -78,7 +31,6 @@ cdef class Executor:
     """
     cdef mg_exec e
     cdef object arena
-    cdef object _structs                # keeps layer structs and tables alive
     cdef readonly object program
     cdef readonly int ubatch, max_out, n_threads, groups
     cdef float *residual                # [groups, ubatch, ld of buffer 0]
@@ -98,7 +50,7 @@ cdef class Executor:
             self.e.store, self.flag = self.store.ptr, &self.store.flag
         self.e.lookahead, self.e.rows_at = lookahead, rows_at
         self.program, self.ubatch, self.max_out = program, ubatch, max_out
-        self.arena = _Arena()
+        self.arena = Arena()
         self.vocab = program.model.vocab
         self._buffers(program, ctx)
         self._ops(program, weights, moe, ctx, kv)
@@ -169,67 +121,20 @@ cdef class Executor:
         cdef mg_rope *ropes = <mg_rope *>self.take((len(program.ropes) + 1) * sizeof(mg_rope))
         cdef int i
         for i, r in enumerate(program.ropes):
-            self._rope(&ropes[i], r, ctx)
+            fill_rope(self.arena, &ropes[i], r, ctx)
         for i, a in enumerate(program.attn):
-            self._attn(&attn[i], a, i, weights, kv, ctx)
+            fill_attn(&attn[i], a, i, weights, kv, ctx, self.ubatch)
             if a.rope is not None:
                 attn[i].rope = &ropes[program.ropes.index(a.rope)]
         for i, m in enumerate(program.moe):
-            self._moe(&layers[i], m, i, weights, moe[i])
+            fill_moe(self.arena, &layers[i], m, i, weights, moe[i])
         for i, op in enumerate(program.ops):
-            ops[i].kind, ops[i].layer = _KINDS[op.kind], op.layer
-            ops[i].src, ops[i].src2, ops[i].src3, ops[i].dst = op.src, op.src2, op.src3, op.dst
-            ops[i].n_mats = len(op.linears)
-            for j, lin in enumerate(op.linears):
-                ops[i].mat_dst[j] = lin.dst
-                self._mat(&ops[i].mat[j], weights, lin.weight, lin.bias)
-            ops[i].n, ops[i].scale, ops[i].softcap = op.n, op.scale, op.softcap
-            if op.norm is not None:
-                ops[i].norm, ops[i].eps = <const float *><uintptr_t>weights[op.norm.weight.name].address, op.norm.eps
-            if op.act:
-                ops[i].act = _ACTS[op.act]
+            fill_op(&ops[i], op, weights)
             if op.kv_index >= 0:
                 ops[i].attn = &attn[op.kv_index]
             if op.moe_index >= 0:
                 ops[i].moe = &layers[op.moe_index]
         self.e.ops, self.e.n_ops = ops, len(program.ops)
-
-    cdef _mat(self, mg_mat *m, dict weights, weight, bias):
-        ref = weights[weight.name]
-        m.w, m.quant = <const uint8_t *><uintptr_t>ref.address, QUANTS[ref.quant].id
-        m.rows, m.cols, m.gather = ref.rows, ref.cols, ref.gather
-        if bias is not None:
-            m.bias = <const float *><uintptr_t>weights[bias.name].address
-
-    cdef _rope(self, mg_rope *r, rope, ctx):
-        regimes = rope.regimes()
-        r.n, r.half, r.interleaved = len(regimes), rope.dim // 2, rope.interleaved
-        for i, (limit, inv, factor) in enumerate(regimes):
-            # float32 angles as transformers computes them: position * inv_freq rounded once
-            angle = np.arange(ctx, dtype=np.float32)[:, None] * np.asarray(inv, np.float32)[None, :]
-            r.limit[i] = limit
-            r.cosine[i] = <const float *><uintptr_t>self.arena.keep(np.ascontiguousarray(np.cos(angle) * np.float32(factor), np.float32))
-            r.sine[i] = <const float *><uintptr_t>self.arena.keep(np.ascontiguousarray(np.sin(angle) * np.float32(factor), np.float32))
-
-    cdef _attn(self, mg_attn_layer *l, a, index, dict weights, kv, ctx):
-        l.n_head, l.n_kv, l.kv_index = a.n_head, a.n_kv_head, index
-        l.shape.cap = kv_positions(a, ctx, self.ubatch)
-        l.shape.dim, l.shape.dim_pad, l.shape.f32 = a.head_dim, pad16(a.head_dim), kv == "f32"
-        l.shape.window, l.shape.scale, l.shape.softcap = a.window, a.scale, a.softcap
-        if a.q_norm is not None:
-            l.q_norm, l.q_eps = <const float *><uintptr_t>weights[a.q_norm.weight.name].address, a.q_norm.eps
-        if a.k_norm is not None:
-            l.k_norm, l.k_eps = <const float *><uintptr_t>weights[a.k_norm.weight.name].address, a.k_norm.eps
-
-    cdef _moe(self, mg_moe_layer *l, m, index, dict weights, ref):
-        l.layer, l.index, l.n_expert, l.top_k = m.experts.layer, index, m.experts.n, m.top_k
-        l.width, l.act, l.renormalise, l.scale = m.experts.part("gate").shape[0], _ACTS[m.act], m.renormalise, m.scale
-        self._mat(&l.router, weights, m.router, None)
-        for i, (quant, rows, cols, offset) in enumerate(ref.parts):
-            l.part[i].quant, l.part[i].rows, l.part[i].cols = QUANTS[quant].id, rows, cols
-            l.part_offset[i] = offset
-        l.base, l.stride = <const uint8_t *><uintptr_t>ref.base, ref.stride
-        l.slot = <const int32_t *><uintptr_t>self.arena.keep(np.ascontiguousarray(ref.slot, np.int32))
 
     @property
     def nbytes(self) -> int:
@@ -323,7 +228,3 @@ cdef class Executor:
             self.store.check(status)
         if status != STATUS_OK:
             raise InternalError(f"executor returned status {status}")
-
-
-def pad32(n: int) -> int:
-    return -(-n // 32) * 32

@@ -6,8 +6,8 @@ C code reads what it was told. Nothing is copied.
 from collections.abc import Callable
 
 from moegg.arch import Model
-from moegg.engine.forward import MoeRef, WeightRef
 from moegg.engine.program import Program
+from moegg.engine.structs import MoeRef, WeightRef
 from moegg.errors import FormatError
 from moegg.formats.container import Container
 from moegg.quants import INTERLEAVED, ROW_MAJOR

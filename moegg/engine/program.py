@@ -1,10 +1,12 @@
 """Lowers an arch.Model to the flat op list of kernels/csrc/exec.h: which op, which tensors, which buffers. Pure data.
 
-Buffers are [ubatch, width] floats; their widths are the widest use over all layers.
+Buffers are [ubatch, width] floats; their widths are the widest use over all layers. A kind of block is one function in LOWER:
+it reads the normed input XN and leaves its output in Y.
 """
 from dataclasses import dataclass, field
+from typing import Any
 
-from moegg.arch import Gqa, Model, Moe, Norm, Rope, Tensor
+from moegg.arch import Gqa, Mlp, Model, Moe, Norm, Rope, Tensor
 
 X, XN, Q, K, V, ATT, Y, GATE, UP = range(9)          # residual, normed input, attention, block output, MLP halves
 
@@ -47,6 +49,13 @@ class Program:
     attn: list[Gqa] = field(default_factory=list)
     moe: list[Moe] = field(default_factory=list)
 
+    def add(self, kind: str, **fields: Any) -> None:
+        self.ops.append(Op(kind, **fields))
+
+    def widen(self, width: int, *buffers: int) -> None:
+        for b in buffers:
+            self.widths[b] = max(self.widths[b], width)
+
     @property
     def moe_layers(self) -> list[int]:
         return [m.experts.layer for m in self.moe]
@@ -59,42 +68,42 @@ class Program:
 
 def lower(model: Model, lookahead: bool = False) -> Program:
     """The program of one forward pass. lookahead: before the attention of a layer with experts, guess which ones it will choose."""
-    p = Program(model)
-
-    def add(kind: str, **kw) -> None:
-        p.ops.append(Op(kind, **kw))
-
-    def widen(buf: int, width: int) -> None:
-        p.widths[buf] = max(p.widths[buf], width)
-
-    for buf in (X, XN, Y):
-        widen(buf, model.d)
-    add("embed", dst=X, linears=(Linear(model.embed, None, X),), scale=model.embed_scale)
+    p, d = Program(model), model.d
+    p.widen(d, X, XN, Y)
+    p.add("embed", dst=X, linears=(Linear(model.embed, None, X),), scale=model.embed_scale)
     for i, layer in enumerate(model.layers):
-        a, f = layer.attn, layer.ffn
-        if lookahead and p.moe and isinstance(f, Moe):
-            add("lookahead", layer=i, src=X, dst=XN, norm=layer.ffn_norm, n=model.d, moe=f, moe_index=len(p.moe))
-        add("norm", layer=i, src=X, dst=XN, norm=layer.attn_norm, n=model.d)
-        add("linear", layer=i, src=XN, linears=(Linear(a.q, a.q_bias, Q), Linear(a.k, a.k_bias, K), Linear(a.v, a.v_bias, V)))
-        add("rope_kv", layer=i, src=Q, src2=K, src3=V, attn=a, kv_index=len(p.attn))
-        add("attention", layer=i, src=Q, dst=ATT, attn=a, kv_index=len(p.attn))
-        p.attn.append(a)
-        for buf, heads in ((Q, a.n_head), (K, a.n_kv_head), (V, a.n_kv_head), (ATT, a.n_head)):
-            widen(buf, heads * a.head_dim)
-        add("linear", layer=i, src=ATT, linears=(Linear(a.o, a.o_bias, Y),))
-        add("add", layer=i, src=Y, dst=X, norm=layer.attn_post_norm, n=model.d)
-        add("norm", layer=i, src=X, dst=XN, norm=layer.ffn_norm, n=model.d)
-        if isinstance(f, Moe):
-            add("moe", layer=i, src=XN, dst=Y, moe=f, moe_index=len(p.moe))
-            p.moe.append(f)
-        else:
-            width = f.gate.shape[0]
-            widen(GATE, width)
-            widen(UP, width)
-            add("linear", layer=i, src=XN, linears=(Linear(f.gate, f.gate_bias, GATE), Linear(f.up, f.up_bias, UP)))
-            add("glu", layer=i, src=GATE, src2=UP, dst=GATE, act=f.act, n=width)
-            add("linear", layer=i, src=GATE, linears=(Linear(f.down, f.down_bias, Y),))
-        add("add", layer=i, src=Y, dst=X, norm=layer.ffn_post_norm, n=model.d)
-    add("head", src=X, dst=XN, norm=model.final_norm, n=model.d, linears=(Linear(model.head or model.embed, None, -1),),
-        softcap=model.logit_softcap)
+        if lookahead and p.moe and isinstance(layer.ffn, Moe):
+            p.add("lookahead", layer=i, src=X, dst=XN, norm=layer.ffn_norm, n=d, moe=layer.ffn, moe_index=len(p.moe))
+        for norm, block, post in ((layer.attn_norm, layer.attn, layer.attn_post_norm), (layer.ffn_norm, layer.ffn, layer.ffn_post_norm)):
+            p.add("norm", layer=i, src=X, dst=XN, norm=norm, n=d)
+            LOWER[type(block)](p, i, block)
+            p.add("add", layer=i, src=Y, dst=X, norm=post, n=d)
+    p.add("head", src=X, dst=XN, norm=model.final_norm, n=d, linears=(Linear(model.head or model.embed, None, -1),),
+          softcap=model.logit_softcap)
     return p
+
+
+def _gqa(p: Program, i: int, a: Gqa) -> None:
+    p.add("linear", layer=i, src=XN, linears=(Linear(a.q, a.q_bias, Q), Linear(a.k, a.k_bias, K), Linear(a.v, a.v_bias, V)))
+    p.add("rope_kv", layer=i, src=Q, src2=K, src3=V, attn=a, kv_index=len(p.attn))
+    p.add("attention", layer=i, src=Q, dst=ATT, attn=a, kv_index=len(p.attn))
+    p.add("linear", layer=i, src=ATT, linears=(Linear(a.o, a.o_bias, Y),))
+    p.attn.append(a)
+    p.widen(a.n_head * a.head_dim, Q, ATT)
+    p.widen(a.n_kv_head * a.head_dim, K, V)
+
+
+def _mlp(p: Program, i: int, f: Mlp) -> None:
+    width = f.gate.shape[0]
+    p.widen(width, GATE, UP)
+    p.add("linear", layer=i, src=XN, linears=(Linear(f.gate, f.gate_bias, GATE), Linear(f.up, f.up_bias, UP)))
+    p.add("glu", layer=i, src=GATE, src2=UP, dst=GATE, act=f.act, n=width)
+    p.add("linear", layer=i, src=GATE, linears=(Linear(f.down, f.down_bias, Y),))
+
+
+def _moe(p: Program, i: int, f: Moe) -> None:
+    p.add("moe", layer=i, src=XN, dst=Y, moe=f, moe_index=len(p.moe))
+    p.moe.append(f)
+
+
+LOWER = {Gqa: _gqa, Mlp: _mlp, Moe: _moe}

@@ -1,4 +1,4 @@
-"""One function per kind of block of moegg/arch.py, in f32 numpy, written from the formulas and independent of the engine.
+"""One function per kind of block of moegg/arch, in f32 numpy, written from the formulas and independent of the engine.
 
 Shapes: T tokens, S >= T keys, D hidden size, H/G query/KV heads, Dh head dim. Clarity before speed; no caching, no blocking.
 """

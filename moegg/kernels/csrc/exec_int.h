@@ -1,4 +1,4 @@
-/* exec_int.h - what exec.c and moe.c share: products as lists of jobs, activation rows. */
+/* exec_int.h - what the op files share: the op functions, products as lists of jobs, activation rows, tasks per token. */
 #ifndef MOEGG_EXEC_INT_H
 #define MOEGG_EXEC_INT_H
 #include "exec.h"
@@ -25,6 +25,18 @@ const void **mg_act_rows(mg_exec *e, int act, const float *src, int64_t ld, int6
 void mg_linear(mg_exec *e, const mg_mat *mats, float *const *dst, const int64_t *ld, int n_mats, const float *src, int64_t ld_src,
                int64_t n);
 
+/* fn over the tokens of the pass, ctx = op_ctx; serial up to about 16 K floats, then chunks of that size. */
+typedef struct { mg_exec *e; const mg_op *op; } op_ctx;
+void mg_per_token(mg_exec *e, const mg_op *op, mg_task_fn fn, int64_t floats);
+
+int mg_op_embed(mg_exec *e, const mg_op *op);            /* MG_OK, MG_E_FETCH */
+void mg_op_norm(mg_exec *e, const mg_op *op);
+void mg_op_linear(mg_exec *e, const mg_op *op);
+void mg_op_rope_kv(mg_exec *e, const mg_op *op);
+void mg_op_attention(mg_exec *e, const mg_op *op);
+void mg_op_add(mg_exec *e, const mg_op *op);
+void mg_op_glu(mg_exec *e, const mg_op *op);
+void mg_op_head(mg_exec *e, const mg_op *op);
 int mg_op_moe(mg_exec *e, const mg_op *op);              /* MG_OK, MG_E_CANCEL, MG_E_FETCH */
 void mg_op_lookahead(mg_exec *e, const mg_op *op);
 

@@ -1,0 +1,15 @@
+"""The vocabulary in which an architecture is described, and ConfigReader, the only way a module reads its config.
+
+`describe(cfg) -> Model` of moegg/models/*.py builds one frozen `Model`; converter, planner, scheduler, forward pass and tests
+derive everything from it. Shapes are as stored, [out, in], row-major; letters as in CONTRIBUTING.md's glossary:
+D hidden size, H/Hkv query/KV heads, Dh head dim, F width, E experts, K top-k, V vocabulary.
+A new architecture of known kinds is one module; a new kind of block is a kernel, a state rule, a reference and a decision.
+"""
+from moegg.arch.blocks import Gqa, Mlp, Moe, Norm
+from moegg.arch.config import F32_MAX, F32_MIN, I32_MAX, ConfigReader, fits_f32
+from moegg.arch.model import Layer, Model
+from moegg.arch.rope import ROPE_TYPES, Rope, read_rope, rope_of
+from moegg.arch.tensors import ROLES, Experts, Part, Src, Tensor
+
+__all__ = ["F32_MAX", "F32_MIN", "I32_MAX", "ROLES", "ROPE_TYPES", "ConfigReader", "Experts", "Gqa", "Layer", "Mlp", "Model", "Moe", "Norm",
+           "Part", "Rope", "Src", "Tensor", "fits_f32", "read_rope", "rope_of"]

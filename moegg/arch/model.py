@@ -1,0 +1,67 @@
+"""Layer and Model: how blocks make a decoder, and what can be derived from that alone (tensor order, parameter counts)."""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from moegg.arch.blocks import Gqa, Mlp, Moe, Norm
+from moegg.arch.rope import Rope
+from moegg.arch.tensors import Experts, Tensor
+
+
+@dataclass(frozen=True)
+class Layer:
+    """x += post(attn(norm(x))); x += post(ffn(norm(x))); the post norms are optional."""
+    attn_norm: Norm
+    attn: Gqa
+    ffn_norm: Norm
+    ffn: Mlp | Moe
+    attn_post_norm: Norm | None = None
+    ffn_post_norm: Norm | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """A whole decoder. head None: tied to the embedding. logit_softcap 0: none."""
+    arch: str
+    d: int
+    vocab: int
+    ctx_train: int
+    embed: Tensor
+    layers: tuple[Layer, ...]
+    final_norm: Norm
+    head: Tensor | None = None
+    embed_scale: float = 1.0
+    logit_softcap: float = 0.0
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors outside expert records, in execution order: embedding, layers in field order, final norm, head."""
+        out: list[Tensor] = [self.embed]
+        for layer in self.layers:
+            out += _walk(layer)
+        out += _walk(self.final_norm)
+        return out + ([self.head] if self.head else [])
+
+    def experts(self) -> list[Experts]:
+        return [layer.ffn.experts for layer in self.layers if isinstance(layer.ffn, Moe)]
+
+    def parameter_count(self) -> int:
+        n = sum(math.prod(t.shape) for t in self.tensors())
+        return n + sum(e.n * math.prod(p.shape) for e in self.experts() for p in e.parts)
+
+    def active_count(self) -> int:
+        """Parameters that one token touches: everything but a gathered embedding and the experts not chosen."""
+        n = sum(math.prod(t.shape) for t in self.tensors() if not t.gather)
+        return n + sum(layer.ffn.top_k * math.prod(p.shape) for layer in self.layers if isinstance(layer.ffn, Moe)
+                       for p in layer.ffn.experts.parts)
+
+
+def _walk(node: Any) -> Iterator[Tensor]:
+    """Tensors below a block, in field order; expert records are not tensors."""
+    if isinstance(node, Tensor):
+        yield node
+    elif is_dataclass(node) and not isinstance(node, (Experts, Rope)):
+        for f in fields(node):
+            yield from _walk(getattr(node, f.name))

@@ -1,0 +1,52 @@
+"""Tensors and expert records: name, shape as stored, role, and where sources keep them. Holds no values."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROLES = ("embed", "norm", "attn", "dense", "shared", "router", "head", "bias", "aux")
+
+
+@dataclass(frozen=True)
+class Src:
+    """Where one matrix lies in a source: `name` (may hold {e}), then these pure steps in this order.
+
+    stacked: take slice e of axis 0; transpose: swap the last two axes; rows: keep rows[start:stop:step] of axis 0 of the
+    matrix (fused gate_up, interleaved gate/up); add: add a constant in f32 (gemma's 1 + w norms).
+    """
+    name: str
+    stacked: bool = False
+    transpose: bool = False
+    rows: tuple[int, int, int] | None = None
+    add: float = 0.0
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One resident or row-gather weight. `hf`, `gguf`: alternatives, the first that the source has is used."""
+    name: str
+    shape: tuple[int, ...]
+    role: str
+    hf: tuple[Src, ...]
+    gguf: tuple[Src, ...] = ()
+    layer: int = -1
+    gather: bool = False        # only looked up by row (an untied embedding): row-major, not resident
+
+
+@dataclass(frozen=True)
+class Part:
+    """One matrix of an expert record; Src names hold {e}, or are stacked over experts."""
+    name: str
+    shape: tuple[int, int]
+    hf: tuple[Src, ...]
+    gguf: tuple[Src, ...] = ()
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The n expert records of one layer; parts in record order."""
+    layer: int
+    n: int
+    parts: tuple[Part, ...]
+
+    def part(self, name: str) -> Part:
+        return next(p for p in self.parts if p.name == name)

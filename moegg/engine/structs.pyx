@@ -1,0 +1,122 @@
+"""Fills the structs of kernels/csrc/exec.h: one function per kind of block, from its description and the addresses of its weights.
+
+Arena owns the memory behind them. Shapes have been checked (loading.py); nothing here reads a weight.
+"""
+from dataclasses import dataclass
+
+import numpy as np
+
+from libc.stdint cimport int32_t, uint8_t, uintptr_t
+
+from moegg.kernels.exec cimport *
+
+from moegg.engine.state import pad16
+from moegg.planner import kv_positions
+from moegg.quants import QUANTS
+
+_KINDS = {"embed": MG_OP_EMBED, "norm": MG_OP_NORM, "linear": MG_OP_LINEAR, "rope_kv": MG_OP_ROPE_KV, "attention": MG_OP_ATTENTION,
+          "add": MG_OP_ADD, "glu": MG_OP_GLU, "moe": MG_OP_MOE, "head": MG_OP_HEAD, "lookahead": MG_OP_LOOKAHEAD}
+_ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH}
+
+
+@dataclass(frozen=True)
+class WeightRef:
+    """Where a tensor lies in memory. rows, cols: its matrix shape (1-D: rows = 1)."""
+    address: int
+    quant: str
+    rows: int
+    cols: int
+    gather: bool = False
+
+
+@dataclass(frozen=True)
+class MoeRef:
+    """Where the expert records of one layer lie, unless a store brings them in. slot: int32 [n]; parts: (quant, rows, cols,
+    offset) of gate, up, down."""
+    base: int
+    stride: int
+    slot: np.ndarray
+    parts: tuple[tuple[str, int, int, int], ...]
+
+
+class Arena:
+    """Zeroed, 64-byte aligned memory that lives as long as its owner."""
+
+    def __init__(self):
+        self._keep = []
+        self.nbytes = 0
+
+    def take(self, nbytes: int) -> int:
+        a = np.zeros(int(nbytes) + 64, np.uint8)
+        self._keep.append(a)
+        self.nbytes += int(nbytes)
+        return (a.ctypes.data + 63) & ~63
+
+    def keep(self, array: np.ndarray) -> int:
+        self._keep.append(array)
+        self.nbytes += array.nbytes
+        return array.ctypes.data
+
+
+def pad32(n: int) -> int:
+    return -(-n // 32) * 32
+
+
+cdef const float *vector(dict weights, tensor) except NULL:
+    return <const float *><uintptr_t>weights[tensor.name].address
+
+
+cdef int fill_op(mg_op *m, op, dict weights) except -1:
+    """All but the pointers to layer structs."""
+    m.kind, m.layer = _KINDS[op.kind], op.layer
+    m.src, m.src2, m.src3, m.dst = op.src, op.src2, op.src3, op.dst
+    m.n_mats = len(op.linears)
+    for j, lin in enumerate(op.linears):
+        m.mat_dst[j] = lin.dst
+        fill_mat(&m.mat[j], weights, lin.weight, lin.bias)
+    m.n, m.scale, m.softcap = op.n, op.scale, op.softcap
+    if op.norm is not None:
+        m.norm, m.eps = vector(weights, op.norm.weight), op.norm.eps
+    if op.act:
+        m.act = _ACTS[op.act]
+
+
+cdef int fill_mat(mg_mat *m, dict weights, weight, bias) except -1:
+    ref = weights[weight.name]
+    m.w, m.quant = <const uint8_t *><uintptr_t>ref.address, QUANTS[ref.quant].id
+    m.rows, m.cols, m.gather = ref.rows, ref.cols, ref.gather
+    if bias is not None:
+        m.bias = vector(weights, bias)
+
+
+cdef int fill_rope(arena, mg_rope *r, rope, int ctx) except -1:
+    regimes = rope.regimes()
+    r.n, r.half, r.interleaved = len(regimes), rope.dim // 2, rope.interleaved
+    for i, (limit, inv, factor) in enumerate(regimes):
+        # float32 angles as transformers computes them: position * inv_freq rounded once
+        angle = np.arange(ctx, dtype=np.float32)[:, None] * np.asarray(inv, np.float32)[None, :]
+        r.limit[i] = limit
+        r.cosine[i] = <const float *><uintptr_t>arena.keep(np.ascontiguousarray(np.cos(angle) * np.float32(factor), np.float32))
+        r.sine[i] = <const float *><uintptr_t>arena.keep(np.ascontiguousarray(np.sin(angle) * np.float32(factor), np.float32))
+
+
+cdef int fill_attn(mg_attn_layer *l, a, int index, dict weights, kv, int ctx, int ubatch) except -1:
+    l.n_head, l.n_kv, l.kv_index = a.n_head, a.n_kv_head, index
+    l.shape.cap = kv_positions(a, ctx, ubatch)
+    l.shape.dim, l.shape.dim_pad, l.shape.f32 = a.head_dim, pad16(a.head_dim), kv == "f32"
+    l.shape.window, l.shape.scale, l.shape.softcap = a.window, a.scale, a.softcap
+    if a.q_norm is not None:
+        l.q_norm, l.q_eps = vector(weights, a.q_norm.weight), a.q_norm.eps
+    if a.k_norm is not None:
+        l.k_norm, l.k_eps = vector(weights, a.k_norm.weight), a.k_norm.eps
+
+
+cdef int fill_moe(arena, mg_moe_layer *l, m, int index, dict weights, ref) except -1:
+    l.layer, l.index, l.n_expert, l.top_k = m.experts.layer, index, m.experts.n, m.top_k
+    l.width, l.act, l.renormalise, l.scale = m.experts.part("gate").shape[0], _ACTS[m.act], m.renormalise, m.scale
+    fill_mat(&l.router, weights, m.router, None)
+    for i, (quant, rows, cols, offset) in enumerate(ref.parts):
+        l.part[i].quant, l.part[i].rows, l.part[i].cols = QUANTS[quant].id, rows, cols
+        l.part_offset[i] = offset
+    l.base, l.stride = <const uint8_t *><uintptr_t>ref.base, ref.stride
+    l.slot = <const int32_t *><uintptr_t>arena.keep(np.ascontiguousarray(ref.slot, np.int32))

@@ -1,0 +1,68 @@
+/* op_rows.c - ops that take one token at a time: embedding, norms, residual adds, gated activations, and the head. */
+#include "exec_int.h"
+
+static void embed_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const op_ctx *c = ctx;
+    const mg_mat *m = &c->op->mat[0];
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        float *x = row(c->e, c->op->dst, i);
+        const int64_t id = c->e->token[i];
+        if (m->gather) mg_dequant_row(m->quant, m->w + id * mg_row_bytes(m->quant, m->cols), x, m->cols);
+        else mg_dequant_interleaved_row(m->quant, m->w, id, m->cols, x);
+        if (c->op->scale != 1.0f) mg_ops.scale(x, c->op->scale, m->cols);
+    }
+}
+
+static void norm_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const op_ctx *c = ctx;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++)
+        mg_ops.rmsnorm(row(c->e, c->op->src, i), c->op->norm, c->op->eps, c->op->n, row(c->e, c->op->dst, i));
+}
+
+static void add_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const op_ctx *c = ctx;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        float *y = row(c->e, c->op->src, i);
+        if (c->op->norm) mg_ops.rmsnorm(y, c->op->norm, c->op->eps, c->op->n, y);
+        mg_ops.add(row(c->e, c->op->dst, i), y, c->op->n);
+    }
+}
+
+static void glu_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const op_ctx *c = ctx;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++)
+        mg_ops.glu(c->op->act, row(c->e, c->op->src, i), row(c->e, c->op->src2, i), c->op->n, row(c->e, c->op->dst, i));
+}
+
+void mg_per_token(mg_exec *e, const mg_op *op, mg_task_fn fn, int64_t floats) {
+    op_ctx c = {e, op};
+    mg_pool_run(e->pool, fn, &c, e->n_tokens, floats >= 16384 ? 1 : 16384 / (floats > 0 ? floats : 1));
+}
+
+void mg_op_norm(mg_exec *e, const mg_op *op) { mg_per_token(e, op, norm_task, op->n); }
+void mg_op_add(mg_exec *e, const mg_op *op) { mg_per_token(e, op, add_task, op->n); }
+void mg_op_glu(mg_exec *e, const mg_op *op) { mg_per_token(e, op, glu_task, op->n); }
+
+int mg_op_embed(mg_exec *e, const mg_op *op) {
+    const mg_mat *m = &op->mat[0];
+    if (e->store && m->gather && e->rows_at >= 0) {
+        const int status = mg_store_rows(e->store, e->rows_at, (int64_t)mg_row_bytes(m->quant, m->cols), e->n_tokens, e->token);
+        if (status != MG_OK) return status;
+    }
+    mg_per_token(e, op, embed_task, m->cols);
+    return MG_OK;
+}
+
+/* Only the rows that need logits are normed and multiplied; they are gathered into the first rows of dst. */
+void mg_op_head(mg_exec *e, const mg_op *op) {
+    if (!e->n_out) return;
+    for (int32_t i = 0; i < e->n_out; i++)
+        mg_ops.rmsnorm(row(e, op->src, e->out_row[i]), op->norm, op->eps, op->n, row(e, op->dst, i));
+    mg_linear(e, op->mat, &e->logits, &e->ld_logits, 1, e->buf[op->dst], e->ld[op->dst], e->n_out);
+    if (op->softcap != 0.0f)
+        for (int32_t i = 0; i < e->n_out; i++) mg_ops.softcap(e->logits + i * e->ld_logits, op->softcap, op->mat[0].rows);
+}
