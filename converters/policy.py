@@ -9,7 +9,8 @@ from moegg.errors import UsageError
 from moegg.quants import QUANTS
 
 ALWAYS_F32 = frozenset({"norm", "bias", "router", "aux"})
-FALLBACK = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}    # llama-quant.cpp: tensor_type_fallback
+# llama-quant.cpp: tensor_type_fallback
+FALLBACK = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,12 @@ import numpy as np
 
 from moegg.quants import GROUP_ROWS, INTERLEAVED, QUANTS, ROW_MAJOR
 
-SCALES = {"q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q4_k": (0, 2), "q5_k": (0, 2),
-          "q6_k": (208,)}                                              # where the f16 scales lie in a block
+SCALES = {"q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82), "q3_k": (108,),
+          "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}                                              # where the f16 scales lie in a block
 QUANTISED = tuple(SCALES)
 FLOATS = ("f32", "f16", "bf16")
 LEGACY = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
-K = ("q4_k", "q5_k", "q6_k")
+K = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 
 
 def random_blocks(quant: str, rows: int, cols: int, rng: np.random.Generator, scale: float = 0.1) -> np.ndarray:

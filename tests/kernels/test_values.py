@@ -129,21 +129,22 @@ def test_search_lowers_the_error_of_plain_rounding(quant, tail):
 
 
 def naive_k(quant: str, x: np.ndarray) -> float:
-    """RMSE of a k-quant without any search: minimum and maximum per sub-block, scales rounded to 6 bits (8 for q6_k)."""
-    if quant == "q6_k":
+    """RMSE of a k-quant without any search: minimum and maximum per sub-block, scales rounded to their bits."""
+    if quant in ("q3_k", "q6_k"):
+        half, most = {"q3_k": (4, 31), "q6_k": (32, 127)}[quant]
         b = x.reshape(-1, 16, 16)
         ext = np.take_along_axis(b, np.abs(b).argmax(-1, keepdims=True), -1)
-        d = ext / -32
-        unit = np.abs(d).max(1, keepdims=True).astype(np.float16).astype(np.float32) / 127
+        d = ext / -half
+        unit = np.abs(d).max(1, keepdims=True).astype(np.float16).astype(np.float32) / most
         d = np.round(d / unit) * unit
-        y = d * np.clip(np.round(b / np.where(d == 0, 1, d)), -32, 31)
+        y = d * np.clip(np.round(b / np.where(d == 0, 1, d)), -half, half - 1)
         return float(np.sqrt(np.mean((y.reshape(x.shape) - x) ** 2)))
-    top = {"q4_k": 15, "q5_k": 31}[quant]
-    b = x.reshape(-1, 8, 32)
+    top, most, n = {"q2_k": (3, 15, 16), "q4_k": (15, 63, 8), "q5_k": (31, 63, 8)}[quant]
+    b = x.reshape(-1, n, 256 // n)
     lo = np.minimum(b.min(-1, keepdims=True), 0)
     d = (b.max(-1, keepdims=True) - lo) / top
-    du = (d.max(1, keepdims=True) / 63).astype(np.float16).astype(np.float32)
-    mu = (-lo.min(1, keepdims=True) / 63).astype(np.float16).astype(np.float32)
+    du = (d.max(1, keepdims=True) / most).astype(np.float16).astype(np.float32)
+    mu = (-lo.min(1, keepdims=True) / most).astype(np.float16).astype(np.float32)
     d, m = np.round(d / du) * du, np.round(-lo / np.where(mu == 0, 1, mu)) * mu
     y = d * np.clip(np.round((b + m) / np.where(d == 0, 1, d)), 0, top) - m
     return float(np.sqrt(np.mean((y.reshape(x.shape) - x) ** 2)))
@@ -156,9 +157,10 @@ def test_k_quants_are_no_worse_than_without_a_search(quant, tail):
     assert rmse(quant, x) < naive_k(quant, x)
 
 
-@pytest.mark.parametrize("quant, share", [("q4_k", 1 / 15), ("q5_k", 1 / 31), ("q6_k", 1 / 32)])
+@pytest.mark.parametrize("quant, share", [("q2_k", 1 / 3), ("q3_k", 1 / 4), ("q4_k", 1 / 15), ("q5_k", 1 / 31),
+                                          ("q6_k", 1 / 32)])
 def test_k_quants_error_is_bounded_by_a_step_of_the_block(quant, share):
-    """One step of the widest sub-block: half for rounding, the rest for 6-bit scales and what the search trades at the ends."""
+    """One step of the widest sub-block: half for rounding, the rest for rounded scales and what the search trades at the ends."""
     x = weight_like((64, 512), np.random.default_rng(6), True)
     b = x.reshape(-1, 256)
     step = (b.max(1) - np.minimum(b.min(1), 0)) * share

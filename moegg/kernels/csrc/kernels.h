@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #define MG_GROUP 16          /* rows of one interleaved group = lanes of one kernel call */
-#define MG_QUANT_MAX 32      /* quant ids are below this */
+#define MG_QUANT_MAX 128     /* quant ids are below this */
 
 /* Activation formats. F32: cols floats, padded with zeros to an even count.
  * A8 (cols a multiple of 32): int8 q[cols] in -127..127, then from the next multiple of 64 bytes one mg_a8 per 32 elements. */

@@ -1,6 +1,6 @@
-/* quantize.c - row-major rows to and from float: the values of each format, plain rounding, and the better scale searches.
+/* quantize.c - floats to blocks: plain rounding and the better scale searches. What the codes mean: values.c.
  *
- * Values and plain rounding (f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1) equal ggml's reference bit for bit, in the order of
+ * Plain rounding (f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1) equals ggml's reference bit for bit, in the order of
  * operations of its gguf package (gguf-py quants.py). The searches follow the idea of ggml's make_qx_quants and make_qkx2_quants
  * (try nearby scales, solve weighted least squares for each) and are written anew; k-quants always search. Values of no meaning
  * (NaN, infinity) give defined but useless codes: callers refuse them.
@@ -32,16 +32,9 @@ static void range(const float *x, int n, float *lo, float *hi) {
 
 /* --- floats ------------------------------------------------------------------------------------------------------------- */
 
-static void dequant_f32(const mg_f32 *b, float *x, int64_t n) { memcpy(x, b, (size_t)n * 4); }
 static void quant_f32(const float *x, mg_f32 *b, int64_t n, int search) { memcpy(b, x, (size_t)n * 4); }
-static void dequant_f16(const mg_f16 *b, float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) x[i] = mg_f16_to_f32(b[i]);
-}
 static void quant_f16(const float *x, mg_f16 *b, int64_t n, int search) {
     for (int64_t i = 0; i < n; i++) b[i] = mg_f32_to_f16(x[i]);
-}
-static void dequant_bf16(const mg_bf16 *b, float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) x[i] = mg_bf16_to_f32(b[i]);
 }
 static void quant_bf16(const float *x, mg_bf16 *b, int64_t n, int search) {
     for (int64_t i = 0; i < n; i++) b[i] = mg_f32_to_bf16(x[i]);
@@ -151,8 +144,6 @@ static void pack_fifth(const uint8_t *q, uint8_t *qh) {
     for (int i = 0; i < 32; i++) h |= (uint32_t)(q[i] >> 4) << i;
     memcpy(qh, &h, 4);
 }
-static int nibble(const uint8_t *qs, int i) { return i < 16 ? qs[i] & 15 : qs[i - 16] >> 4; }
-static int five(const uint8_t *qs, const uint8_t *qh, int i) { return nibble(qs, i) | (int)(mg_ld32(qh) >> i & 1) << 4; }
 
 /* One symmetric block: scale and codes 0..2*half-1. Plain: the extreme element becomes code 0. */
 static mg_f16 symmetric(const float *x, int half, int search, uint8_t *q) {
@@ -193,7 +184,6 @@ static mg_f16 affine(const float *x, int top, int search, mg_f16 *m_out, uint8_t
 }
 
 #define QUANT(name) static void quant_##name(const float *x, mg_##name *b, int64_t n, int search)
-#define DEQUANT(name) static void dequant_##name(const mg_##name *b, float *x, int64_t n)
 
 QUANT(q4_0) {
     for (uint8_t q[32]; n > 0; n--, b++, x += 32) {
@@ -201,20 +191,12 @@ QUANT(q4_0) {
         pack_nibbles(q, b->qs);
     }
 }
-DEQUANT(q4_0) {
-    for (; n > 0; n--, b++)
-        for (int i = 0; i < 32; i++) *x++ = mg_f16_to_f32(b->d) * (nibble(b->qs, i) - 8);
-}
 
 QUANT(q4_1) {
     for (uint8_t q[32]; n > 0; n--, b++, x += 32) {
         b->d = affine(x, 15, search, &b->m, q);
         pack_nibbles(q, b->qs);
     }
-}
-DEQUANT(q4_1) {
-    for (; n > 0; n--, b++)
-        for (int i = 0; i < 32; i++) *x++ = mg_f16_to_f32(b->d) * nibble(b->qs, i) + mg_f16_to_f32(b->m);
 }
 
 QUANT(q5_0) {
@@ -224,10 +206,6 @@ QUANT(q5_0) {
         pack_fifth(q, b->qh);
     }
 }
-DEQUANT(q5_0) {
-    for (; n > 0; n--, b++)
-        for (int i = 0; i < 32; i++) *x++ = mg_f16_to_f32(b->d) * (five(b->qs, b->qh, i) - 16);
-}
 
 QUANT(q5_1) {
     for (uint8_t q[32]; n > 0; n--, b++, x += 32) {
@@ -235,10 +213,6 @@ QUANT(q5_1) {
         pack_nibbles(q, b->qs);
         pack_fifth(q, b->qh);
     }
-}
-DEQUANT(q5_1) {
-    for (; n > 0; n--, b++)
-        for (int i = 0; i < 32; i++) *x++ = mg_f16_to_f32(b->d) * five(b->qs, b->qh, i) + mg_f16_to_f32(b->m);
 }
 
 /* Rounds halves away from zero, as ggml does here. */
@@ -252,18 +226,9 @@ QUANT(q8_0) {
         }
     }
 }
-DEQUANT(q8_0) {
-    for (; n > 0; n--, b++)
-        for (int i = 0; i < 32; i++) *x++ = b->qs[i] * mg_f16_to_f32(b->d);
-}
 
 /* --- super-blocks of 256 ------------------------------------------------------------------------------------------------ */
 
-/* 6-bit scale and minimum of sub-block j in 12 bytes: four low halves, four low halves of minima, then the rest. */
-static void get_scale_min(const uint8_t *s, int j, int *sc, int *m) {
-    *sc = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
-    *m = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
-}
 static void set_scale_min(uint8_t *s, const int *sc, const int *m) {
     for (int j = 0; j < 4; j++) {
         s[j] = (uint8_t)(sc[j] | sc[j + 4] >> 4 << 6);
@@ -272,31 +237,84 @@ static void set_scale_min(uint8_t *s, const int *sc, const int *m) {
     }
 }
 
-/* One affine super-block. The scales are rounded together; then each sub-block tries the neighbours of its rounded pair. */
-static void affine_k(const float *x, int top, mg_f16 *d_out, mg_f16 *dmin_out, uint8_t *scales, uint8_t *codes) {
-    float w[256], d[8], m[8], d_max = 0, m_max = 0, q[32];
-    int sc[8], mn[8];
-    for (int j = 0; j < 8; j++) {
-        weigh(x + 32 * j, 32, w + 32 * j);
-        fit_affine(x + 32 * j, w + 32 * j, 32, top, 1, &d[j], &m[j]);
+/* One affine super-block of 256 / n sub-blocks; scales and minima are 0..most. They are rounded together; then each sub-block
+ * tries the neighbours of its rounded pair. */
+static void affine_k(const float *x, int n, int top, int most, mg_f16 *d_out, mg_f16 *dmin_out, int *sc, int *mn, uint8_t *codes) {
+    float w[256], d[16], m[16], d_max = 0, m_max = 0, q[32];
+    for (int j = 0; j < 256 / n; j++) {
+        weigh(x + n * j, n, w + n * j);
+        fit_affine(x + n * j, w + n * j, n, top, 1, &d[j], &m[j]);
         d_max = d[j] > d_max ? d[j] : d_max;
         m_max = -m[j] > m_max ? -m[j] : m_max;
     }
-    *d_out = mg_f32_to_f16(d_max / 63);
-    *dmin_out = mg_f32_to_f16(m_max / 63);
+    *d_out = mg_f32_to_f16(d_max / most);
+    *dmin_out = mg_f32_to_f16(m_max / most);
     const float du = mg_f16_to_f32(*d_out), mu = mg_f16_to_f32(*dmin_out);
-    for (int j = 0; j < 8; j++) {
-        const int s0 = (int)nearest(clamp(d[j] * inverse(du), 0, 63)), m0 = (int)nearest(clamp(-m[j] * inverse(mu), 0, 63));
+    for (int j = 0; j < 256 / n; j++) {
+        const int s0 = (int)nearest(clamp(d[j] * inverse(du), 0, most)), m0 = (int)nearest(clamp(-m[j] * inverse(mu), 0, most));
         float best = -1;
-        for (int s = s0 > 0 ? s0 - 1 : 0; s <= s0 + 1 && s <= 63; s++)
-            for (int k = m0 > 0 ? m0 - 1 : 0; k <= m0 + 1 && k <= 63; k++) {
-                const float err = encode(x + 32 * j, w + 32 * j, 32, du * s, -(mu * k), 0, top, q);
+        for (int s = s0 > 0 ? s0 - 1 : 0; s <= s0 + 1 && s <= most; s++)
+            for (int k = m0 > 0 ? m0 - 1 : 0; k <= m0 + 1 && k <= most; k++) {
+                const float err = encode(x + n * j, w + n * j, n, du * s, -(mu * k), 0, top, q);
                 if (best >= 0 && !(err < best)) continue;
                 best = err, sc[j] = s, mn[j] = k;
-                for (int i = 0; i < 32; i++) codes[32 * j + i] = (uint8_t)q[i];
+                for (int i = 0; i < n; i++) codes[n * j + i] = (uint8_t)q[i];
             }
     }
-    set_scale_min(scales, sc, mn);
+}
+
+/* One symmetric super-block of 16 sub-blocks: codes 0..2*half-1 stand for -half.., scales are -most..most-1. */
+static mg_f16 symmetric_k(const float *x, int half, int most, int *sc, uint8_t *codes) {
+    float w[256], d[16], q[16], top = 0;
+    for (int j = 0; j < 16; j++) {
+        weigh(x + 16 * j, 16, w + 16 * j);
+        d[j] = fit_scale(x + 16 * j, w + 16 * j, 16, -half, half - 1);
+        top = fabsf(d[j]) > fabsf(top) ? d[j] : top;
+    }
+    const mg_f16 d_out = mg_f32_to_f16(top / -most);
+    const float du = mg_f16_to_f32(d_out);
+    for (int j = 0; j < 16; j++) {
+        const int s0 = (int)nearest(clamp(d[j] * inverse(du), -most, most - 1));
+        float best = -1;
+        sc[j] = 0;
+        for (int i = 0; i < 16; i++) codes[16 * j + i] = (uint8_t)half;
+        for (int s = s0 > -most ? s0 - 1 : -most; s <= s0 + 1 && s < most; s++) {
+            const float err = encode(x + 16 * j, w + 16 * j, 16, du * s, 0, -half, half - 1, q);
+            if (best >= 0 && !(err < best)) continue;
+            best = err, sc[j] = s;
+            for (int i = 0; i < 16; i++) codes[16 * j + i] = (uint8_t)(q[i] + half);
+        }
+    }
+    return d_out;
+}
+
+/* Low two bits of the codes: four sub-blocks of 32 share 32 bytes. */
+static void pack_crumbs(const uint8_t *q, uint8_t *qs) {
+    memset(qs, 0, 64);
+    for (int e = 0; e < 256; e++) qs[e / 128 * 32 + e % 32] |= (uint8_t)((q[e] & 3) << e / 32 % 4 * 2);
+}
+
+QUANT(q2_k) {
+    for (uint8_t q[256]; n > 0; n--, b++, x += 256) {
+        int sc[16], mn[16];
+        affine_k(x, 16, 3, 15, &b->d, &b->dmin, sc, mn, q);
+        for (int j = 0; j < 16; j++) b->scales[j] = (uint8_t)(sc[j] | mn[j] << 4);
+        pack_crumbs(q, b->qs);
+    }
+}
+
+QUANT(q3_k) {
+    for (uint8_t q[256]; n > 0; n--, b++, x += 256) {
+        int sc[16];
+        memset(b, 0, sizeof *b);
+        b->d = symmetric_k(x, 4, 32, sc, q);
+        for (int j = 0; j < 16; j++) {
+            b->scales[j % 8] |= (uint8_t)(((sc[j] + 32) & 15) << j / 8 * 4);
+            b->scales[8 + j % 4] |= (uint8_t)((sc[j] + 32) >> 4 << j / 4 * 2);
+        }
+        for (int e = 0; e < 256; e++) b->hmask[e % 32] |= (uint8_t)(q[e] >> 2 << e / 32);
+        pack_crumbs(q, b->qs);
+    }
 }
 
 /* Sub-blocks 2p and 2p + 1 share 32 bytes, low and high nibbles. */
@@ -306,83 +324,39 @@ static void pack_halves(const uint8_t *q, uint8_t *qs) {
 
 QUANT(q4_k) {
     for (uint8_t q[256]; n > 0; n--, b++, x += 256) {
-        affine_k(x, 15, &b->d, &b->dmin, b->scales, q);
+        int sc[8], mn[8];
+        affine_k(x, 32, 15, 63, &b->d, &b->dmin, sc, mn, q);
+        set_scale_min(b->scales, sc, mn);
         pack_halves(q, b->qs);
     }
-}
-DEQUANT(q4_k) {
-    for (; n > 0; n--, b++)
-        for (int j = 0, sc, m; j < 8; j++) {
-            get_scale_min(b->scales, j, &sc, &m);
-            const float d = mg_f16_to_f32(b->d) * sc, dm = mg_f16_to_f32(b->dmin) * m;
-            for (int i = 0; i < 32; i++) *x++ = d * (b->qs[j / 2 * 32 + i] >> j % 2 * 4 & 15) - dm;
-        }
 }
 
 QUANT(q5_k) {
     for (uint8_t q[256]; n > 0; n--, b++, x += 256) {
-        affine_k(x, 31, &b->d, &b->dmin, b->scales, q);
+        int sc[8], mn[8];
+        affine_k(x, 32, 31, 63, &b->d, &b->dmin, sc, mn, q);
+        set_scale_min(b->scales, sc, mn);
         pack_halves(q, b->qs);
         memset(b->qh, 0, sizeof b->qh);
         for (int i = 0; i < 256; i++) b->qh[i % 32] |= (uint8_t)(q[i] >> 4 << i / 32);
     }
 }
-DEQUANT(q5_k) {
-    for (; n > 0; n--, b++)
-        for (int j = 0, sc, m; j < 8; j++) {
-            get_scale_min(b->scales, j, &sc, &m);
-            const float d = mg_f16_to_f32(b->d) * sc, dm = mg_f16_to_f32(b->dmin) * m;
-            for (int i = 0; i < 32; i++) *x++ = d * ((b->qs[j / 2 * 32 + i] >> j % 2 * 4 & 15) | (b->qh[i] >> j & 1) << 4) - dm;
-        }
-}
 
-/* Element e = 128 h + 32 k + i: nibble k / 2 of ql[64 h + 32 (k % 2) + i], bits 2k of qh[32 h + i]. */
 QUANT(q6_k) {
-    for (; n > 0; n--, b++, x += 256) {
-        float w[256], d[16], q[16], top = 0;
-        for (int j = 0; j < 16; j++) {
-            weigh(x + 16 * j, 16, w + 16 * j);
-            d[j] = fit_scale(x + 16 * j, w + 16 * j, 16, -32, 31);
-            top = fabsf(d[j]) > fabsf(top) ? d[j] : top;
-        }
+    for (uint8_t q[256]; n > 0; n--, b++, x += 256) {
+        int sc[16];
         memset(b, 0, sizeof *b);
-        b->d = mg_f32_to_f16(top / -128);
-        const float du = mg_f16_to_f32(b->d);
-        for (int j = 0; j < 16; j++) {
-            const int s0 = (int)nearest(clamp(d[j] * inverse(du), -128, 127));
-            float best = -1, codes[16] = {0};
-            for (int s = s0 > -128 ? s0 - 1 : -128; s <= s0 + 1 && s <= 127; s++) {
-                const float err = encode(x + 16 * j, w + 16 * j, 16, du * s, 0, -32, 31, q);
-                if (best >= 0 && !(err < best)) continue;
-                best = err, b->scales[j] = (int8_t)s;
-                memcpy(codes, q, sizeof codes);
-            }
-            for (int i = 0; i < 16; i++) {
-                const int e = 16 * j + i, h = e / 128, k = e / 32 % 4, c = (int)codes[i] + 32;
-                b->ql[64 * h + 32 * (k % 2) + e % 32] |= (uint8_t)((c & 15) << k / 2 * 4);
-                b->qh[32 * h + e % 32] |= (uint8_t)(c >> 4 << 2 * k);
-            }
+        b->d = symmetric_k(x, 32, 128, sc, q);
+        for (int j = 0; j < 16; j++) b->scales[j] = (int8_t)sc[j];
+        for (int e = 0; e < 256; e++) {
+            const int h = e / 128, k = e / 32 % 4;
+            b->ql[64 * h + 32 * (k % 2) + e % 32] |= (uint8_t)((q[e] & 15) << k / 2 * 4);
+            b->qh[32 * h + e % 32] |= (uint8_t)(q[e] >> 4 << 2 * k);
         }
     }
-}
-DEQUANT(q6_k) {
-    for (; n > 0; n--, b++)
-        for (int e = 0; e < 256; e++) {
-            const int h = e / 128, k = e / 32 % 4, i = e % 32;
-            const int q = (b->ql[64 * h + 32 * (k % 2) + i] >> k / 2 * 4 & 15) | (b->qh[32 * h + i] >> 2 * k & 3) << 4;
-            *x++ = mg_f16_to_f32(b->d) * b->scales[e / 16] * (q - 32);
-        }
 }
 
 /* --- by id -------------------------------------------------------------------------------------------------------------- */
-
-void mg_dequant_row(int quant, const void *src, float *dst, int64_t cols) {
-    switch (quant) {
-#define Q(id, name, elems, bytes, act, units) case id: dequant_##name(src, dst, cols / elems); break;
-#include "quants.def"
-#undef Q
-    }
-}
 
 int mg_quant_row(int quant, const float *src, void *dst, int64_t cols, int search) {
     switch (quant) {

@@ -10,6 +10,8 @@ typedef struct { mg_f16 d, m; uint8_t qs[16]; } mg_q4_1;                    /* d
 typedef struct { mg_f16 d; uint8_t qh[4], qs[16]; } mg_q5_0;                /* bit i of qh is bit 4 of element i */
 typedef struct { mg_f16 d, m; uint8_t qh[4], qs[16]; } mg_q5_1;
 typedef struct { mg_f16 d; int8_t qs[32]; } mg_q8_0;
+typedef struct { uint8_t scales[16], qs[64]; mg_f16 d, dmin; } mg_q2_k;     /* 16 x 16: d * sc * q - dmin * m */
+typedef struct { uint8_t hmask[32], qs[64], scales[12]; mg_f16 d; } mg_q3_k;    /* 16 x 16: d * (sc - 32) * (q - 4) */
 typedef struct { mg_f16 d, dmin; uint8_t scales[12], qs[128]; } mg_q4_k;    /* 8 x 32: d * sc * q - dmin * m */
 typedef struct { mg_f16 d, dmin; uint8_t scales[12], qh[32], qs[128]; } mg_q5_k;
 typedef struct { uint8_t ql[128], qh[64]; int8_t scales[16]; mg_f16 d; } mg_q6_k;   /* 16 x 16: d * sc * (q - 32) */

@@ -36,7 +36,8 @@ OP iv fifth(iv c, iv h, const int i) {
     uint8x16_t set = vtstq_u8(spread, vreinterpretq_u8_u32(vdupq_n_u32(i % 2 ? 0x80402010 : 0x08040201)));
     return from_u8(vorrq_u8(u8(c), vandq_u8(set, vdupq_n_u8(16))));
 }
-OP iv byte_at(iv v, const int k) { return vandq_s32(vshlq_s32(v, vdupq_n_s32(-8 * k)), vdupq_n_s32(255)); }
+OP iv ci(const int n) { return vdupq_n_s32(n); }
+OP iv field(iv v, const int n, const int mask) { return vandq_s32(vshlq_s32(v, ci(-n)), ci(mask)); }
 OP iv sbyte_at(iv v, const int k) { return vshrq_n_s32(vshlq_s32(v, vdupq_n_s32(24 - 8 * k)), 24); }
 OP iv addi(iv a, iv b) { return vaddq_s32(a, b); }
 OP iv subi(iv a, iv b) { return vsubq_s32(a, b); }
@@ -53,11 +54,11 @@ OP fv hi16f(iv v) { return vcvt_f32_f16(vreinterpret_f16_s16(vshrn_n_s32(v, 16))
 OP fv lo16b(iv v) { return asf(vshlq_n_s32(v, 16)); }
 OP fv hi16b(iv v) { return asf(vandq_s32(v, vdupq_n_s32((int32_t)0xffff0000))); }
 
-/* q6_k: both halves less 32 * s, times their scales. */
-OP iv scaled_halves(iv lo, iv hi, iv sc, const int k, const mg_a8 *x) {
-    lo = vsubq_s32(lo, vdupq_n_s32(32 * x->half[0]));
-    hi = vsubq_s32(hi, vdupq_n_s32(32 * x->half[1]));
-    return vmlaq_s32(vmulq_s32(sbyte_at(sc, k), lo), sbyte_at(sc, k + 1), hi);
+OP iv half_sums(iv m0, iv m1, const mg_a8 *x) { return vmlaq_n_s32(vmulq_n_s32(m0, x->half[0]), m1, x->half[1]); }
+/* Both halves less zero * the sum of x, times their scales. */
+OP iv scaled_halves(iv lo, iv hi, iv sc0, iv sc1, const int zero, const mg_a8 *x) {
+    if (zero) lo = vsubq_s32(lo, vdupq_n_s32(zero * x->half[0])), hi = vsubq_s32(hi, vdupq_n_s32(zero * x->half[1]));
+    return vmlaq_s32(vmulq_s32(sc0, lo), sc1, hi);
 }
 
 /* --- neon: products of one byte position stay in 16 bits over a sum's units: 8 * 31 * 127, 4 * 63 * 127, 2 * 128 * 127 --- */
@@ -81,10 +82,11 @@ OP void dot_u5_neon(const iv *c, const void *const *a, int64_t cols, int64_t b, 
 OP void dot_u4_neon(const iv *c, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
     dot_u5_neon(c, a, cols, b, s, T);
 }
-OP void dot_u6_neon(const iv *c, iv sc, const int k, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
+OP void dot_halves_neon(const iv *c, iv sc0, iv sc1, const int zero, const void *const *a, int64_t cols, int64_t b, iv *s,
+                        const int T) {
     _Pragma("GCC unroll 4") for (int t = 0; t < T; t++) {
         const int8_t *x = mg_a8_q(a[t]) + 32 * b;
-        s[t] = scaled_halves(products(c, x, 0, 4), products(c, x, 4, 8), sc, k, mg_a8_blocks(a[t], cols) + b);
+        s[t] = scaled_halves(products(c, x, 0, 4), products(c, x, 4, 8), sc0, sc1, zero, mg_a8_blocks(a[t], cols) + b);
     }
 }
 OP void dot_s8_neon(const iv *c, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
@@ -169,11 +171,12 @@ OP TGT void dot_u4_dotprod(const iv *c, const void *const *a, int64_t cols, int6
 OP TGT void dot_u5_dotprod(const iv *c, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
     dot_s8_dotprod(c, a, cols, b, s, T);
 }
-OP TGT void dot_u6_dotprod(const iv *c, iv sc, const int k, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
+OP TGT void dot_halves_dotprod(const iv *c, iv sc0, iv sc1, const int zero, const void *const *a, int64_t cols, int64_t b, iv *s,
+                               const int T) {
     _Pragma("GCC unroll 4") for (int t = 0; t < T; t++) {
         const int8_t *x = mg_a8_q(a[t]) + 32 * b;
         iv lo = sdot4(izero(), c, vld1q_s8(x)), hi = sdot4(izero(), c + 4, vld1q_s8(x + 16));
-        s[t] = scaled_halves(lo, hi, sc, k, mg_a8_blocks(a[t], cols) + b);
+        s[t] = scaled_halves(lo, hi, sc0, sc1, zero, mg_a8_blocks(a[t], cols) + b);
     }
 }
 
@@ -182,7 +185,7 @@ OP TGT void dot_u6_dotprod(const iv *c, iv sc, const int k, const void *const *a
 const mg_kernel_table mg_table_dotprod = {
     .group = {
         [2] = q4_0_dotprod, [3] = q4_1_dotprod, [6] = q5_0_dotprod, [7] = q5_1_dotprod, [8] = q8_0_dotprod,
-        [12] = q4_k_dotprod, [13] = q5_k_dotprod, [14] = q6_k_dotprod,
+        [10] = q2_k_dotprod, [11] = q3_k_dotprod, [12] = q4_k_dotprod, [13] = q5_k_dotprod, [14] = q6_k_dotprod,
     },
 };
 #else
@@ -264,8 +267,8 @@ OP const uint8_t *fill_k(panel *k, const uint8_t *w, const int width) {
             half_nibbles_neon(w + 256 + 512 * (width - 4) + 512 * (j / 2) + 16 * p, j % 2, c);
             for (int i = 0; width == 5 && i < 8; i++) c[i] = merge(c[i], ld(w + 256 + 64 * i + 16 * p), 4 - j, 0x10);
             put_codes(k, j, p, c, 0);
-            put_twice(k->d[j][2 * p], bits(mul(d, cvt(byte_at(sc[j / 4], j % 4)))));
-            put_twice(k->m[j][2 * p], bits(mul(dmin, cvt(byte_at(mn[j / 4], j % 4)))));
+            put_twice(k->d[j][2 * p], bits(mul(d, cvt(field(sc[j / 4], j % 4 * 8, 255)))));
+            put_twice(k->m[j][2 * p], bits(mul(dmin, cvt(field(mn[j / 4], j % 4 * 8, 255)))));
         }
     }
     return w + bytes;

@@ -58,7 +58,7 @@ static void dot(const codes c, const int8_t *x, int first, int last, int32_t *is
                        c[u][4 * r + 2] * x[4 * u + 2] + c[u][4 * r + 3] * x[4 * u + 3];
 }
 
-/* y += d * dx * (isum - zero * s) and, with m, y += m * (dx * s): one sub-block of all formats but q6_k. */
+/* y += d * dx * (isum - zero * s) and, with m, y += m * (dx * s): a sub-block of one scale. */
 static void add_block(const codes c, int zero, const float *d, const float *m, int64_t cols, int64_t b, const void *const *a,
                       int n, float *const *y) {
     for (int t = 0; t < n; t++) {
@@ -145,6 +145,75 @@ static void scale_min(const uint8_t *w, int j, float *d, float *m) {
     }
 }
 
+/* Two bits of each of 32 bytes per row, shared by four sub-blocks. */
+static void crumbs(const uint8_t *u, int shift, codes c) {
+    for (int i = 0; i < 8; i++)
+        for (int k = 0; k < 4 * G; k++) c[i][k] = u[4 * G * i + k] >> shift & 3;
+}
+
+/* y += d * dx * sum over the two halves of sc * (isum - zero * sum of x): integers below 2^24, exact as a float. */
+static void add_halves(const codes c, int zero, const float *d, int32_t sc[2][G], int64_t cols, int64_t b, const void *const *a,
+                       int n, float *const *y) {
+    for (int t = 0; t < n; t++) {
+        const mg_a8 *x = mg_a8_blocks(a[t], cols) + b;
+        int32_t lo[G], hi[G];
+        dot(c, mg_a8_q(a[t]) + 32 * b, 0, 4, lo);
+        dot(c, mg_a8_q(a[t]) + 32 * b, 4, 8, hi);
+        for (int r = 0; r < G; r++) {
+            const int32_t isum = sc[0][r] * (lo[r] - zero * x->half[0]) + sc[1][r] * (hi[r] - zero * x->half[1]);
+            y[t][r] = mg_fma(d[r] * x->d, (float)isum, y[t][r]);
+        }
+    }
+}
+
+GROUP(q2_k) {
+    clear(y, n);
+    for (int64_t b = 0; b < cols / 32; b += 8, w += 84 * G)
+        for (int j = 0; j < 8; j++) {
+            codes c;
+            float d[G], m[G];
+            int32_t sc[2][G], mn[2][G];
+            crumbs(w + 16 * G + 32 * G * (j / 4), j % 4 * 2, c);
+            for (int r = 0; r < G; r++) {
+                d[r] = f16_at(w + 80 * G, r), m[r] = f16_at(w + 82 * G, r);
+                for (int h = 0; h < 2; h++) {
+                    const int s = w[4 * G * (j / 2) + 4 * r + j % 2 * 2 + h];
+                    sc[h][r] = s & 15, mn[h][r] = s >> 4;
+                }
+            }
+            add_halves(c, 0, d, sc, cols, b + j, a, n, y);
+            for (int t = 0; t < n; t++) {
+                const mg_a8 *x = mg_a8_blocks(a[t], cols) + b + j;
+                for (int r = 0; r < G; r++) {
+                    const int32_t isum = mn[0][r] * x->half[0] + mn[1][r] * x->half[1];
+                    y[t][r] = mg_fma(-(m[r] * x->d), (float)isum, y[t][r]);
+                }
+            }
+        }
+}
+
+GROUP(q3_k) {
+    clear(y, n);
+    for (int64_t b = 0; b < cols / 32; b += 8, w += 110 * G)
+        for (int j = 0; j < 8; j++) {
+            codes c;
+            float d[G];
+            int32_t sc[2][G];
+            crumbs(w + 32 * G + 32 * G * (j / 4), j % 4 * 2, c);
+            for (int i = 0; i < 8; i++)
+                for (int k = 0; k < 4 * G; k++) c[i][k] |= (w[4 * G * i + k] >> j & 1) << 2;
+            for (int r = 0; r < G; r++) {
+                d[r] = f16_at(w + 108 * G, r);
+                for (int h = 0; h < 2; h++) {                                      /* scale i of 16: quants.h, values.c */
+                    const int i = 2 * j + h;
+                    const uint8_t *low = w + 96 * G + i % 8 / 4 * 4 * G + 4 * r, *high = w + 104 * G + 4 * r;
+                    sc[h][r] = ((low[i % 4] >> i / 8 * 4 & 15) | (high[i % 4] >> i / 4 * 2 & 3) << 4) - 32;
+                }
+            }
+            add_halves(c, 4, d, sc, cols, b + j, a, n, y);
+        }
+}
+
 GROUP(q4_k) {
     clear(y, n);
     for (int64_t b = 0; b < cols / 32; b += 8, w += 144 * G)
@@ -175,19 +244,15 @@ GROUP(q6_k) {
     for (int64_t b = 0; b < cols / 32; b += 8, w += 210 * G)
         for (int j = 0; j < 8; j++) {
             codes c;
-            const uint8_t *sc = w + 192 * G + 4 * G * (j / 2) + j % 2 * 2;        /* two signed scales per sub-block */
+            float d[G];
+            int32_t sc[2][G];
             half_nibbles(w + 64 * G * (j / 4) + 32 * G * (j % 2), j % 4 / 2 * 4, c);
             high_bits(w + 128 * G + 32 * G * (j / 4), j % 4 * 2, 3, c);
-            for (int t = 0; t < n; t++) {
-                const mg_a8 *x = mg_a8_blocks(a[t], cols) + b + j;
-                int32_t lo[G], hi[G];
-                dot(c, mg_a8_q(a[t]) + 32 * (b + j), 0, 4, lo);
-                dot(c, mg_a8_q(a[t]) + 32 * (b + j), 4, 8, hi);
-                for (int r = 0; r < G; r++) {                                     /* below 2^24: exact as a float */
-                    int32_t v = (int8_t)sc[4 * r] * (lo[r] - 32 * x->half[0]) + (int8_t)sc[4 * r + 1] * (hi[r] - 32 * x->half[1]);
-                    y[t][r] = mg_fma(f16_at(w + 208 * G, r) * x->d, (float)v, y[t][r]);
-                }
+            for (int r = 0; r < G; r++) {
+                d[r] = f16_at(w + 208 * G, r);
+                for (int h = 0; h < 2; h++) sc[h][r] = (int8_t)w[192 * G + 4 * G * (j / 2) + 4 * r + j % 2 * 2 + h];
             }
+            add_halves(c, 32, d, sc, cols, b + j, a, n, y);
         }
 }
 

@@ -8,11 +8,13 @@
  *   ld(p) 4 * LANES bytes; bci(p), bcf(p) one int32 or float in every lane; halves(p) LANES f16 as floats; st(p, v); izero, zero
  *   lo4(v), hi4(v) nibbles of every byte; merge(c, v, shift, mask) c | (v << shift & mask) per byte, shift may be negative
  *   fifth(c, h, i) c with bit 4 of byte k set where bit 4i + k of the lane's h is
- *   byte_at(v, k) unsigned, sbyte_at(v, k) signed byte k of every lane; subi, shl(v, n), cvt to float, asf the same bits as float
+ *   field(v, n, mask) v >> n & mask, sbyte_at(v, k) signed byte k of every lane; ci(n) n in every lane
+ *   addi, subi, muli, shl(v, n), cvt to float, asf the same bits as float
  *   mul, add, madd(a, b, c) = a * b + c, nmadd(a, b, c) = c - a * b; lo16f, hi16f (f16 halves of every lane), lo16b, hi16b (bf16)
  *   dot_u4, dot_u5, dot_s8(c, a, cols, b, s, T): s[t] = exact dot of 8 code vectors with block b of a[t]; unsigned codes of that
  *   many bits, or signed bytes
- *   dot_u6(c, sc, k, a, cols, b, s, T): of codes less 32, each half times its signed scale, bytes k and k + 1 of sc
+ *   dot_halves(c, sc0, sc1, zero, a, cols, b, s, T): of unsigned codes of up to 6 bits less zero, each half times its scale, which
+ *   is below 2^15; half_sums(m0, m1, x): the sum of the two halves' m times the sum of x, an mg_a8
  */
 #define PARTS (MG_GROUP / LANES)
 #define PIECE static inline __attribute__((always_inline)) TGT
@@ -28,6 +30,7 @@
 #define DX bcf(&mg_a8_blocks(a[t], cols)[b].d)
 #define DS bcf(&mg_a8_blocks(a[t], cols)[b].ds)
 #define SUM bci(&mg_a8_blocks(a[t], cols)[b].s)
+#define HALVES(m0, m1) half_sums(m0, m1, mg_a8_blocks(a[t], cols) + b)
 
 /* Asks for the next block column's lines 8 KiB ahead. Measured on Zen 5, one row of activations, matrices far larger than L3:
  * q4_k 22 -> 34 GB/s, q6_k 19 -> 32, q4_0 36 -> 39 of 41 GB/s that a plain read loop gets; 4 and 16 KiB are worse. */
@@ -126,6 +129,59 @@ TILE(q8_0) {
     END
 }
 
+/* u: the first unit of a part; sub-block j of 32: two bits of each of 32 bytes that four sub-blocks share. */
+PIECE void FN(crumbs)(const uint8_t *u, const int j, iv *c) {
+    EACH_UNIT(8) c[i] = merge(izero(), ld(u + 512 * (j / 4) + 64 * i), -2 * (j % 4), 3);
+}
+
+TILE(q2_k) {
+    BEGIN
+    for (int64_t b0 = 0; b0 < cols / 32; b0 += 8, w += 84 * 16)
+        EACH_PART {
+            fv d = halves(w + 16 * 80 + 2 * LANES * p), dmin = halves(w + 16 * 82 + 2 * LANES * p);
+            _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++) {
+                const int64_t b = b0 + j;
+                const int k = j % 2 * 16;
+                FENCE if (p == 0) FN(prefetch)(w + 84 * 2 * j, 84 * 2);
+                iv c[8], s[TILE_MAX], v = ld(w + 64 * (j / 2) + 4 * LANES * p);
+                FN(crumbs)(w + 16 * 16 + 4 * LANES * p, j, c);
+                FN(dot_halves)(c, field(v, k, 15), field(v, k + 8, 15), 0, a, cols, b, s, T);
+                iv m0 = field(v, k + 4, 15), m1 = field(v, k + 12, 15);
+                EACH_ROW {
+                    acc[t][p] = madd(mul(d, DX), cvt(s[t]), acc[t][p]);
+                    acc[t][p] = nmadd(mul(dmin, DX), cvt(HALVES(m0, m1)), acc[t][p]);
+                }
+            }
+        }
+    END
+}
+
+TILE(q3_k) {
+    BEGIN
+    for (int64_t b0 = 0; b0 < cols / 32; b0 += 8, w += 110 * 16)
+        EACH_PART {
+            fv d = halves(w + 16 * 108 + 2 * LANES * p);
+            const uint8_t *u = w + 16 * 96 + 4 * LANES * p;
+            iv v0 = ld(u), v1 = ld(u + 64), v2 = ld(u + 128), sc[4];                    /* a byte per scale of 16 elements */
+            sc[0] = merge(lo4(v0), v2, 4, 0x30);
+            sc[1] = merge(lo4(v1), v2, 2, 0x30);
+            sc[2] = merge(hi4(v0), v2, 0, 0x30);
+            sc[3] = merge(hi4(v1), v2, -2, 0x30);
+            _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++) {
+                const int64_t b = b0 + j;
+                const int k = j % 2 * 16;
+                FENCE if (p == 0) FN(prefetch)(w + 110 * 2 * j, 110 * 2);
+                iv c[8], s[TILE_MAX];
+                FN(crumbs)(w + 16 * 32 + 4 * LANES * p, j, c);
+                EACH_UNIT(8) c[i] = merge(c[i], ld(w + 64 * i + 4 * LANES * p), 2 - j, 4);
+                iv sc0 = subi(field(sc[j / 2], k, 63), ci(32)), sc1 = subi(field(sc[j / 2], k + 8, 63), ci(32));
+                FN(dot_halves)(c, sc0, sc1, 4, a, cols, b, s, T);
+                EACH_ROW acc[t][p] = madd(mul(d, DX), cvt(s[t]), acc[t][p]);
+            }
+        }
+    END
+}
+
 /* The 6-bit scales (sc[0] of sub-blocks 0..3, sc[1] of 4..7) and minima of a super-block, one per byte; u: their three units. */
 PIECE void FN(scales)(const uint8_t *u, iv *sc, iv *mn) {
     iv v0 = ld(u), v1 = ld(u + 64), v2 = ld(u + 128);
@@ -151,8 +207,8 @@ PIECE void FN(scales)(const uint8_t *u, iv *sc, iv *mn) {
                     FN(half_nibbles)(w + 16 * QS + 512 * (j / 2) + 4 * LANES * p, j % 2, c);        \
                     if (QH) EACH_UNIT(8) c[i] = merge(c[i], ld(w + 16 * QH + 64 * i + 4 * LANES * p), 4 - j, 0x10); \
                     FN(DOT)(c, a, cols, b, s, T);                                                   \
-                    fv dj = mul(d, cvt(byte_at(sc[j / 4], j % 4)));                                 \
-                    fv mj = mul(dmin, cvt(byte_at(mn[j / 4], j % 4)));                              \
+                    fv dj = mul(d, cvt(field(sc[j / 4], j % 4 * 8, 255)));                                 \
+                    fv mj = mul(dmin, cvt(field(mn[j / 4], j % 4 * 8, 255)));                              \
                     EACH_ROW {                                                                      \
                         acc[t][p] = madd(mul(dj, DX), cvt(s[t]), acc[t][p]);                         \
                         acc[t][p] = nmadd(mj, DS, acc[t][p]);                                         \
@@ -176,7 +232,7 @@ TILE(q6_k) {
                 iv c[8], s[TILE_MAX], sc = ld(w + 16 * 192 + 64 * (j / 2) + 4 * LANES * p);
                 FN(half_nibbles)(w + 1024 * (j / 4) + 512 * (j % 2) + 4 * LANES * p, j % 4 / 2, c);
                 EACH_UNIT(8) c[i] = merge(c[i], ld(w + 16 * 128 + 512 * (j / 4) + 64 * i + 4 * LANES * p), 4 - j % 4 * 2, 0x30);
-                FN(dot_u6)(c, sc, j % 2 * 2, a, cols, b, s, T);
+                FN(dot_halves)(c, sbyte_at(sc, j % 2 * 2), sbyte_at(sc, j % 2 * 2 + 1), 32, a, cols, b, s, T);
                 EACH_ROW acc[t][p] = madd(mul(d, DX), cvt(s[t]), acc[t][p]);
             }
         }
@@ -236,6 +292,7 @@ FLOAT_TILE(bf16, lo16b(ld(u)), hi16b(ld(u)), 64)
 #undef DX
 #undef DS
 #undef SUM
+#undef HALVES
 #undef K_TILE
 #undef FLOAT_TILE
 #undef ROWS_A8

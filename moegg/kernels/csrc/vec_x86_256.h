@@ -34,7 +34,8 @@ OP iv fifth(iv c, iv h, const int i) {
     iv set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bits), bits);
     return _mm256_or_si256(c, _mm256_and_si256(set, _mm256_set1_epi8(16)));
 }
-OP iv byte_at(iv v, const int k) { return _mm256_and_si256(_mm256_srli_epi32(v, 8 * k), _mm256_set1_epi32(255)); }
+OP iv ci(const int n) { return _mm256_set1_epi32(n); }
+OP iv field(iv v, const int n, const int mask) { return _mm256_and_si256(_mm256_srli_epi32(v, n), ci(mask)); }
 OP iv sbyte_at(iv v, const int k) { return _mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 8 * k), 24); }
 OP iv addi(iv a, iv b) { return _mm256_add_epi32(a, b); }
 OP iv subi(iv a, iv b) { return _mm256_sub_epi32(a, b); }
@@ -56,6 +57,11 @@ OP fv lo16f(iv v) { return low_halves(v); }
 OP fv hi16f(iv v) { return low_halves(_mm256_srli_epi32(v, 16)); }
 OP fv lo16b(iv v) { return asf(_mm256_slli_epi32(v, 16)); }
 OP fv hi16b(iv v) { return asf(_mm256_and_si256(v, _mm256_set1_epi32((int)0xffff0000))); }
+
+/* The low 16 bits of a, then of b, in every lane; sums of products of int16 pairs. */
+OP iv int16_pair(iv a, iv b) { return _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa); }
+OP iv madd16(iv a, iv b) { return _mm256_madd_epi16(a, b); }
+OP iv half_sums(iv m0, iv m1, const mg_a8 *x) { return madd16(int16_pair(m0, m1), bci(x->half)); }
 
 OP int32_t sum8(__m256i v) {
     __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));

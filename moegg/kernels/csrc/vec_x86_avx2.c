@@ -26,14 +26,12 @@ OP iv dot16_u6(const iv *c, iv sc, const void *a, int64_t b, const int i) {
     return addi(_mm256_madd_epi16(sc, add16(pairs(c[i], a, b, i), pairs(c[i + 1], a, b, i + 1))),
                 _mm256_madd_epi16(sc, add16(pairs(c[i + 2], a, b, i + 2), pairs(c[i + 3], a, b, i + 3))));
 }
-OP void dot_u6_avx2(const iv *c, iv sc, const int k, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
-    iv low = sbyte_at(sc, k), high = _mm256_slli_epi32(sbyte_at(sc, k + 1), 16);
-    iv both = _mm256_blend_epi16(low, high, 0xaa);                              /* the two scales as int16 */
-    iv sc0 = _mm256_blend_epi16(low, _mm256_slli_epi32(low, 16), 0xaa);
-    iv sc1 = _mm256_blend_epi16(_mm256_srli_epi32(high, 16), high, 0xaa);
+OP void dot_halves_avx2(const iv *c, iv sc0, iv sc1, const int zero, const void *const *a, int64_t cols, int64_t b, iv *s,
+                        const int T) {
+    iv twice0 = int16_pair(sc0, sc0), twice1 = int16_pair(sc1, sc1);
     _Pragma("GCC unroll 4") for (int t = 0; t < T; t++) {
-        iv zero_point = _mm256_madd_epi16(both, bci(mg_a8_blocks(a[t], cols)[b].half));
-        s[t] = subi(addi(dot16_u6(c, sc0, a[t], b, 0), dot16_u6(c, sc1, a[t], b, 4)), shl(zero_point, 5));
+        s[t] = addi(dot16_u6(c, twice0, a[t], b, 0), dot16_u6(c, twice1, a[t], b, 4));
+        if (zero) s[t] = subi(s[t], shl(half_sums(sc0, sc1, mg_a8_blocks(a[t], cols) + b), __builtin_ctz(zero)));
     }
 }
 OP void dot_s8_avx2(const iv *c, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {

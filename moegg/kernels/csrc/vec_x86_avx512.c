@@ -32,7 +32,8 @@ OP iv fifth(iv c, iv h, const int i) {
     __mmask64 set = _mm512_test_epi8_mask(spread, _mm512_set1_epi32(i % 2 ? (int)0x80402010 : 0x08040201));
     return _mm512_mask_add_epi8(c, set, c, _mm512_set1_epi8(16));
 }
-OP iv byte_at(iv v, const int k) { return _mm512_and_si512(_mm512_srli_epi32(v, 8 * k), _mm512_set1_epi32(255)); }
+OP iv ci(const int n) { return _mm512_set1_epi32(n); }
+OP iv field(iv v, const int n, const int mask) { return _mm512_and_si512(_mm512_srli_epi32(v, n), ci(mask)); }
 OP iv sbyte_at(iv v, const int k) { return _mm512_srai_epi32(_mm512_slli_epi32(v, 24 - 8 * k), 24); }
 OP iv addi(iv a, iv b) { return _mm512_add_epi32(a, b); }
 OP iv subi(iv a, iv b) { return _mm512_sub_epi32(a, b); }
@@ -52,6 +53,7 @@ OP fv hi16b(iv v) { return asf(_mm512_and_si512(v, _mm512_set1_epi32((int)0xffff
 OP iv dpbusd(iv s, iv c, iv x) { return _mm512_dpbusd_epi32(s, c, x); }
 OP iv int16_pair(iv a, iv b) { return _mm512_mask_blend_epi16(0xaaaaaaaa, a, _mm512_slli_epi32(b, 16)); }
 OP iv madd16(iv a, iv b) { return _mm512_madd_epi16(a, b); }
+OP iv half_sums(iv m0, iv m1, const mg_a8 *x) { return madd16(int16_pair(m0, m1), bci(x->half)); }
 OP iv flip(iv v) { return _mm512_xor_si512(v, _mm512_set1_epi8((char)0x80)); }
 
 #include "vec_x86_vnni.h"

@@ -5,8 +5,6 @@
 #include "vec_x86_256.h"
 
 OP iv dpbusd(iv s, iv c, iv x) { return _mm256_dpbusd_avx_epi32(s, c, x); }
-OP iv int16_pair(iv a, iv b) { return _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa); }
-OP iv madd16(iv a, iv b) { return _mm256_madd_epi16(a, b); }
 OP iv flip(iv v) { return _mm256_xor_si256(v, _mm256_set1_epi8((char)0x80)); }
 
 #include "vec_x86_vnni.h"

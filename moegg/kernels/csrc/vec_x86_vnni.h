@@ -1,8 +1,7 @@
 /* vec_x86_vnni.h - the dot products of the levels that have vpdpbusd (avxvnni, avx512), written once.
  *
  * No include guard: the includer defines OP, FN(name), TILE_MAX, vec_tile.h's integer primitives, and
- *   dpbusd(s, c, x) s + the dot of 4 unsigned by 4 signed bytes per lane; int16_pair(a, b) the low 16 bits of a, then of b, in every
- *   lane; madd16(a, b) the sum of products of int16 pairs; flip(v) v with the top bit of every byte turned over
+ *   dpbusd(s, c, x) s + the dot of 4 unsigned by 4 signed bytes per lane; flip(v) v with the top bit of every byte turned over
  */
 /* Units outside, rows inside: T independent chains hide the latency of vpdpbusd. */
 OP void dot_units(const iv *c, const void *const *a, int64_t b, int first, int last, iv *s, const int T) {
@@ -16,14 +15,14 @@ OP void FN(dot_u4)(const iv *c, const void *const *a, int64_t cols, int64_t b, i
 OP void FN(dot_u5)(const iv *c, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
     dot_units(c, a, b, 0, 8, s, T);
 }
-OP void FN(dot_u6)(const iv *c, iv sc, const int k, const void *const *a, int64_t cols, int64_t b, iv *s, const int T) {
-    iv h[TILE_MAX], sc0 = sbyte_at(sc, k), sc1 = sbyte_at(sc, k + 1);
-    iv both = int16_pair(sc0, sc1);
+OP void FN(dot_halves)(const iv *c, iv sc0, iv sc1, const int zero, const void *const *a, int64_t cols, int64_t b, iv *s,
+                       const int T) {
+    iv h[TILE_MAX];
     dot_units(c, a, b, 0, 4, s, T);
     dot_units(c, a, b, 4, 8, h, T);
     _Pragma("GCC unroll 8") for (int t = 0; t < T; t++) {
-        iv zero_point = madd16(both, bci(mg_a8_blocks(a[t], cols)[b].half));
-        s[t] = subi(addi(muli(sc0, s[t]), muli(sc1, h[t])), shl(zero_point, 5));
+        s[t] = addi(muli(sc0, s[t]), muli(sc1, h[t]));
+        if (zero) s[t] = subi(s[t], shl(half_sums(sc0, sc1, mg_a8_blocks(a[t], cols) + b), __builtin_ctz(zero)));
     }
 }
 /* Signed weights become unsigned by w ^ 0x80 = w + 128; 128 times the sum of x is taken off again. */
