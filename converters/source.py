@@ -60,9 +60,14 @@ class View:
         return self.shape[0] if len(self.shape) > 1 else 1
 
     @property
+    def stored(self) -> tuple[int, ...]:
+        """The tensor's shape, axes of size 1 left out if the source asks for it."""
+        return _stored(self.tensor, self.src)
+
+    @property
     def unsliced(self) -> int:
         """Rows of the matrix (elements of the vector) that Src.rows takes some of."""
-        return self.tensor.shape[-1] if self.src.transpose or len(self.shape) == 1 else self.tensor.shape[-2]
+        return self.stored[-1] if self.src.transpose or len(self.shape) == 1 else self.stored[-2]
 
     @property
     def whole(self) -> bool:
@@ -76,22 +81,35 @@ class View:
 
     def blocks(self, start: int, stop: int) -> np.ndarray:
         """Rows [start:stop] as stored: uint8 [n, row_bytes]. Only where `exact`."""
-        base, _, step = self.src.rows or (0, 0, 1)
-        at = self.first + base + start * step
-        return np.ascontiguousarray(self.source.rows(self.tensor.name, at, at + (stop - start - 1) * step + 1)[::step])
+        at = self._places(np.arange(start, stop))
+        x = self._read(self.first + int(at[0]), self.first + int(at[-1]) + 1)
+        return np.ascontiguousarray(x if len(at) == len(x) else x[at - at[0]])
+
+    def _places(self, i: np.ndarray) -> np.ndarray:
+        """Which rows of the stored matrix (elements of the vector) the i-th of this view are, ascending."""
+        first, stop, step = self.src.rows or (0, self.shape[0], 1)
+        groups = self.src.groups or 1
+        per = self.shape[0] // groups
+        return i // per * (self.unsliced // groups) + first + i % per * step
+
+    def _read(self, start: int, stop: int) -> np.ndarray:
+        """Stored rows: uint8 [n, row_bytes]."""
+        each = self.stored[-1] // self.tensor.shape[-1] if self.src.squeeze else 1
+        return self.source.rows(self.tensor.name, start * each, stop * each).reshape(stop - start, -1)
 
     def floats(self, start: int, stop: int) -> np.ndarray:
         """Rows [start:stop] as f32 [n, cols], all steps applied; all rows at once where `whole`."""
         if self.whole:
-            n = self.tensor.shape[-2] if self.src.transpose else 1
-            x = self._decode(self.source.rows(self.tensor.name, self.first, self.first + n), self.tensor.shape[-1])
+            n = self.stored[-2] if self.src.transpose else 1
+            x = self._decode(self._read(self.first, self.first + n), self.stored[-1])
             if self.src.transpose:
                 x = x.T
             if self.src.rows:
-                x = x[slice(*self.src.rows)] if len(self.shape) > 1 else x[:, slice(*self.src.rows)]
+                at = self._places(np.arange(self.shape[0]))
+                x = x[at] if len(self.shape) > 1 else x[:, at]
             x = np.ascontiguousarray(x[start:stop])
         else:
-            x = self._decode(self.blocks(start, stop), self.tensor.shape[-1])
+            x = self._decode(self.blocks(start, stop), self.stored[-1])
         return x + np.float32(self.src.add) if self.src.add else x
 
     def _decode(self, data: np.ndarray, cols: int) -> np.ndarray:
@@ -99,15 +117,17 @@ class View:
 
     def element(self, row: int, col: int) -> str:
         """The place in the source tensor of element (row, col) of this view: 'name[3, 17]'."""
-        base, _, step = self.src.rows or (0, 0, 1)
         if len(self.shape) == 1:
-            place = [base + col * step]
+            place = [int(self._places(np.array([col]))[0])]
         else:
-            place = [base + row * step, col]
+            place = [int(self._places(np.array([row]))[0]), col]
             if self.src.transpose:
                 place.reverse()
         if self.src.stacked:
             place.insert(0, self.expert)
+        if self.src.squeeze:
+            left = iter(place)
+            place = [0 if n == 1 else next(left) for n in self.tensor.shape]
         return f"{self.tensor.name}[{', '.join(map(str, place))}]"
 
 
@@ -117,7 +137,7 @@ def find_view(source: Source, srcs: tuple[Src, ...], expert: int | None = None, 
         tensor = source.tensors.get(source_name(src, expert))
         if tensor is None:
             continue
-        shape, first = tensor.shape, 0
+        shape, first = _stored(tensor, src), 0
         if src.stacked:
             if len(shape) < 2 or shape[0] != n_experts:
                 raise FormatError(f"{source.name}: tensor {tensor.name!r}: shape is {list(shape)}, expected a stack of "
@@ -131,9 +151,17 @@ def find_view(source: Source, srcs: tuple[Src, ...], expert: int | None = None, 
             shape = shape[::-1]
         if src.rows:
             start, stop, step = src.rows
-            shape = (len(range(start, min(stop, shape[0]), step)), *shape[1:])
+            groups = src.groups or 1
+            if shape[0] % groups:
+                raise FormatError(f"{source.name}: tensor {tensor.name!r}: shape is {list(tensor.shape)}, expected rows in {groups} "
+                                  "equal groups", "arch-shape")
+            shape = (groups * len(range(start, min(stop, shape[0] // groups), step)), *shape[1:])
         return View(source, tensor, src, expert, shape, first)
     return None
+
+
+def _stored(tensor: SourceTensor, src: Src) -> tuple[int, ...]:
+    return tuple(n for n in tensor.shape if n != 1) or (1,) if src.squeeze else tensor.shape
 
 
 def source_name(src: Src, expert: int | None) -> str:

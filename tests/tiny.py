@@ -92,7 +92,8 @@ def to_source(model, files, kind):
         x = x - np.float32(src.add)
         name = src.name.format(e=e)
         slot = stacks.setdefault(name, {}).setdefault(e, {}) if src.stacked else whole.setdefault(name, {})
-        slot[src.rows] = x.swapaxes(-1, -2) if src.transpose and not src.rows else x
+        x = x[:, None] if src.squeeze and x.ndim == 2 else x
+        slot[src.rows and (*src.rows, src.groups or 1)] = x.swapaxes(-1, -2) if src.transpose and not src.rows else x
         assert not (src.transpose and src.rows), "write this case when a description needs it"
     for t in model.tensors():
         put(t, files[t.name])
@@ -136,10 +137,11 @@ def _interleave(model, x):
 def _join(pieces):
     if None in pieces:
         return pieces[None]
-    out = np.zeros((max(stop for _, stop, _ in pieces), *next(iter(pieces.values())).shape[1:]), np.float32)
-    for (start, stop, step), x in pieces.items():
-        out[start:stop:step] = x
-    return out
+    groups, first = next(iter(pieces))[3], next(iter(pieces.values()))
+    out = np.zeros((groups, max(stop for _, stop, _, _ in pieces), *first.shape[1:]), np.float32)
+    for (start, stop, step, _), x in pieces.items():
+        out[:, start:stop:step] = x.reshape(groups, -1, *x.shape[1:])
+    return out.reshape(-1, *first.shape[1:])
 
 
 def _expert_parts(model):

@@ -10,14 +10,17 @@ ROLES = ("embed", "norm", "attn", "dense", "shared", "router", "head", "bias", "
 class Src:
     """Where one matrix lies in a source: `name` (may hold {e}), then these pure steps in this order.
 
-    stacked: take slice e of axis 0; transpose: swap the last two axes; rows: keep rows[start:stop:step] of axis 0 of the
-    matrix (fused gate_up, interleaved gate/up); add: add a constant in f32 (gemma's 1 + w norms).
+    squeeze: leave out axes of size 1 (convolutions [C, 1, taps]); stacked: take slice e of axis 0; transpose: swap the last two
+    axes; rows: keep rows[start:stop:step] of axis 0 of the matrix (fused gate_up, interleaved gate/up), of each of `groups` equal
+    parts of it if that is not 0 (projections fused per head); add: add a constant in f32 (gemma's 1 + w norms).
     """
     name: str
     stacked: bool = False
     transpose: bool = False
     rows: tuple[int, int, int] | None = None
     add: float = 0.0
+    groups: int = 0
+    squeeze: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from moegg.errors import FormatError
 
 RNG = np.random.default_rng(0)
 STACK, FUSED, PLAIN, VECTOR = (RNG.standard_normal(s).astype("f4") for s in ((3, 6, 4), (3, 4, 12), (7, 4), (9,)))
-DATA = {"stack": STACK, "fused_t": FUSED, "plain": PLAIN, "vector": VECTOR, "biases": RNG.standard_normal((3, 8)).astype("f4")}
+DATA = {"stack": STACK, "fused_t": FUSED, "plain": PLAIN, "vector": VECTOR, "biases": RNG.standard_normal((3, 8)).astype("f4"),
+        "conv": RNG.standard_normal((6, 1, 4)).astype("f4"), "boxed": RNG.standard_normal((1, 1, 5, 1)).astype("f4")}
 
 
 class Fake:
@@ -34,6 +35,11 @@ CASES = {
     "vector": (Src("vector"), None, VECTOR),
     "vector plus one": (Src("vector", add=1.0), None, VECTOR + np.float32(1)),
     "slice of a vector": (Src("vector", rows=(1, 9, 2)), None, VECTOR[1:9:2]),
+    "rows of groups": (Src("conv", squeeze=True, rows=(0, 1, 1), groups=3), None, DATA["conv"][[0, 2, 4], 0]),
+    "slice of a vector's groups": (Src("boxed", squeeze=True, rows=(1, 5, 2), groups=1), None, DATA["boxed"].ravel()[1:5:2]),
+    "groups of a vector": (Src("vector", rows=(1, 3, 1), groups=3), None, VECTOR.reshape(3, 3)[:, 1:].ravel()),
+    "axes of size 1": (Src("conv", squeeze=True), None, DATA["conv"][:, 0]),
+    "a vector in a box": (Src("boxed", squeeze=True), None, DATA["boxed"].ravel()),
     "stacked vectors": (Src("biases", stacked=True), 2, DATA["biases"][2]),
 }
 
@@ -69,7 +75,8 @@ def test_the_first_alternative_that_exists_is_used():
 @pytest.mark.parametrize("src, n, says", [
     (Src("stack", stacked=True), 4, "stack of 4 experts"), (Src("stack", stacked=True), 2, "stack of 2 experts"),
     (Src("vector", stacked=True), 9, "stack of 9"), (Src("stack"), 3, "a vector or a matrix"),
-    (Src("vector", transpose=True), 3, "a vector or a matrix")])
+    (Src("vector", transpose=True), 3, "a vector or a matrix"), (Src("conv"), 3, "a vector or a matrix"),
+    (Src("plain", rows=(0, 1, 1), groups=3), 3, "rows in 3 equal groups")])
 def test_steps_that_do_not_fit_the_axes_are_a_shape_error(src, n, says):
     with pytest.raises(FormatError, match=says) as e:
         find_view(Fake(), (src,), 0, n)

@@ -29,10 +29,13 @@ def read_safetensors(path):
 
 
 def apply(src, array, e=0):
-    """The steps of one Src: stacked, transpose, rows, add."""
-    x = array[e] if src.stacked else array
+    """The steps of one Src: squeeze, stacked, transpose, rows of groups, add."""
+    x = array.squeeze() if src.squeeze else array
+    x = x[e] if src.stacked else x
     x = x.swapaxes(-1, -2) if src.transpose else x
-    x = x[slice(*src.rows)] if src.rows else x
+    if src.rows:
+        parts = np.split(x, src.groups or 1)
+        x = np.concatenate([part[slice(*src.rows)] for part in parts])
     return x + np.float32(src.add) if src.add else x
 
 
