@@ -109,8 +109,8 @@ static void compute(mg_exec *e, const mg_moe_layer *l, int64_t ld_dst, int m) {
     const int64_t ld = pad16(l->width);
     moe_ctx c = {e, l, NULL, 0};
     int n_jobs = 0, n_pairs = 0;
-    for (int part = 0; part < 2; part++)
-        for (int k = 0; k < m; k++) {
+    for (int k = 0; k < m; k++)                  /* gate and up of a record are neighbours */
+        for (int part = 0; part < 2; part++) {
             const int32_t i = e->batch[k], p = e->expert_first[i], n = e->expert_first[i + 1] - p;
             e->jobs[n_jobs++] = (mg_job){&l->part[part], e->records[i] + l->part_offset[part],
                                          pair_rows(e, act_of(&l->part[part])) + p, (part ? e->pair_up : e->pair_gate) + p * ld, ld, n, 0};
