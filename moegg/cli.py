@@ -8,6 +8,8 @@ Commands:
   server       serve a model to other programs over HTTP
   inspect      show what a file holds
   verify       check every checksum of a file
+  list         show the models of the local store
+  rm           delete models of the local store
   tokenize     show the tokens of a text
   perplexity   measure how well a model predicts a text, and how far it is from a reference
   forward      write the logits and router choices of given tokens
@@ -31,7 +33,7 @@ from moegg import __version__, log
 from moegg.commands.options import did_you_mean, parse
 from moegg.errors import ExitStatus, InternalError, IOFailure, MoeggError, UsageError
 
-COMMANDS = ("convert", "run", "server", "inspect", "verify", "tokenize", "perplexity", "forward", "bench")
+COMMANDS = ("convert", "run", "server", "inspect", "verify", "list", "rm", "tokenize", "perplexity", "forward", "bench")
 QUICK_START = """
 Quick start:
   moegg run demo "Once upon a time"

@@ -5,6 +5,8 @@ import pytest
 
 from tests import oracle
 
+# No test sees the models of whoever runs it.
+os.environ["MOEGG_HOME"] = "/nonexistent/moegg"
 # numpy's BLAS threads would compete with the engine's; cli.py does the same for the program.
 os.environ.update({name: "1" for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")}, TOKENIZERS_PARALLELISM="false")
 

@@ -25,6 +25,7 @@ LAYERS = {
     "moegg.errors": May(),
     "moegg.units": May("errors"),
     "moegg.log": May("errors"),
+    "moegg.library": May(BASE),
     "moegg.quants": May(BASE, "numpy"),
     "moegg.arch": May(f"{BASE} arch", "numpy"),
     "moegg.kernels": May(f"{BASE} quants arch kernels", "numpy cython cpython libc"),

@@ -1,4 +1,5 @@
-"""From the MODEL argument to an open container, its description and its tokenizer; text files that a user names.
+"""From the MODEL argument (a path, 'demo', a name of the local store) to an open container, its description and its tokenizer;
+text files that a user names.
 
 Opens no weights.
 """
@@ -11,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from moegg import log, registry
+from moegg import library, log, registry
 from moegg.arch import ConfigReader, Model
 from moegg.commands.options import nearest
 from moegg.errors import BadRequest, FormatError, IOFailure, NotFound
@@ -23,9 +24,17 @@ MAX_TEXT_BYTES = 4 << 20        # about a million tokens: more than any context,
 PIPE_WAIT_S = 5.0
 
 
+def find_model(model: Path) -> Path:
+    """The file that MODEL means: 'demo' is the one inside the package, ./demo a file of that name; a path that exists goes before
+    a name of the local store. Raises UsageError for a name that several models have."""
+    if str(model) == "demo":
+        return Path(str(files("moegg") / "data" / "demo.moegg"))
+    return model if os.path.lexists(model) else library.find(str(model)) or model
+
+
 def open_container(model: Path) -> Container:
-    """The file that MODEL means: 'demo' is the one inside the package, ./demo a file of that name."""
-    path = Path(str(files("moegg") / "data" / "demo.moegg")) if str(model) == "demo" else model
+    """The container of a MODEL argument. Raises NotFound with the nearest name, UsageError, FormatError, IOFailure."""
+    path = find_model(model)
     try:
         return Container.open(path)
     except NotFound as e:
@@ -38,9 +47,9 @@ def open_container(model: Path) -> Container:
 
 
 def _meant(model: Path) -> str:
-    """'; did you mean ...' for a model that does not exist: the demo, or a .moegg file beside it with such a name."""
+    """'; did you mean ...' for a model that does not exist: the demo, one of the store, or a .moegg file beside it with such a name."""
     beside = {p.stem: p.name for p in sorted(model.parent.glob("*.moegg"))}
-    names = list(beside) + (["demo"] if model == Path(model.name) else [])
+    names = list(beside) + (["demo", *(e.short for e in library.entries() if not e.partial)] if model == Path(model.name) else [])
     word = nearest(model.name.removesuffix(".moegg"), names)
     if word is None:
         return ""

@@ -20,6 +20,7 @@ SHARED = {
     "--threads": "  --threads=N              compute threads (default: the cores it may use)",
     "--json": "  --json                   print one JSON object",
     "--force": "  --force                  replace an existing file",
+    "--yes": "  -y, --yes                do not ask",
     "--verbose": "  --verbose                say more on stderr",
     "--debug": "  --debug                  show a traceback when something fails",
     "--help": "  -h, --help               show this text",
@@ -87,7 +88,7 @@ def text(value: str, option: str) -> str:
 
 
 OPTIONS: dict[str, Callable[[str, str], Any]] = {
-    "MODEL": path, "SOURCE": path, "PROMPT": text, "TEXT": text, "FILE": path,
+    "MODEL": path, "SOURCE": path, "PROMPT": text, "TEXT": text, "FILE": path, "NAME": text,
     "--out": path, "--file": path, "--chat-template": path, "--reference": path,
     "--quant": choice("keep", "f32", "bf16", "f16", "q8", "q4"),
     "--tokens": token_ids, "--prompt": whole(0, 1 << 24), "--warm": whole(0, 1 << 24), "--gen": whole(0, 1 << 24),
