@@ -14,6 +14,7 @@ Commands:
   perplexity   measure how well a model predicts a text, and how far it is from a reference
   forward      write the logits and router choices of given tokens
   bench        measure the speed of a model on this machine
+  doctor       measure this machine and check that results are right on it
 
 Options:
   --version                show the version, the file format and the CPU level
@@ -33,7 +34,7 @@ from moegg import __version__, log
 from moegg.commands.options import did_you_mean, parse
 from moegg.errors import ExitStatus, InternalError, IOFailure, MoeggError, UsageError
 
-COMMANDS = ("convert", "run", "server", "inspect", "verify", "list", "rm", "tokenize", "perplexity", "forward", "bench")
+COMMANDS = ("convert", "run", "server", "inspect", "verify", "list", "rm", "tokenize", "perplexity", "forward", "bench", "doctor")
 QUICK_START = """
 Quick start:
   moegg run demo "Once upon a time"

@@ -18,6 +18,7 @@ from moegg.commands.bench import table
 from moegg.commands.measure import Run, Work
 from moegg.errors import BadRequest
 from moegg.formats.container import Container
+from moegg.io import memory
 from tests.loading import open_engine
 
 BENCH = Path(__file__).resolve().parents[1] / "bench"
@@ -57,6 +58,7 @@ class Recorder:
 
     def __init__(self, forgets=False, ubatch=4):
         self.fed, self.log, self.forgets, self.ubatch = [], [], forgets, ubatch
+        self.container = SimpleNamespace(layers=())
 
     def session(self):
         return self
@@ -92,7 +94,7 @@ def test_what_was_not_asked_is_absent_not_zero():
     s = measure.summary(only_decode)
     assert s["prefill_tps"] is s["ttft_s"] is s["spread"]["prefill_tps"] is None and s["decode_tps"] > 0
     assert measure.summary([Run(1.0, 2.0, 3.0), Run(3.0, 1.0, 4.0), Run(2.0, 9.0, 5.0)]) == {
-        "prefill_tps": 2.0, "ttft_s": 2.0, "decode_tps": 4.0,
+        "prefill_tps": 2.0, "ttft_s": 2.0, "decode_tps": 4.0, "experts": {},
         "spread": {"prefill_tps": [1.0, 3.0], "ttft_s": [1.0, 9.0], "decode_tps": [3.0, 5.0]}}
 
 
@@ -226,6 +228,7 @@ def test_doubts_stand_below_the_result_where_they_are_read(qwen3_moe_file, capfd
 
 def test_a_system_without_proc_still_gets_a_table(qwen3_moe_file, capsys, quick, monkeypatch):
     monkeypatch.setattr(measure, "_lines", lambda path: [])
+    monkeypatch.setattr(memory, "_text", lambda path: "")
     assert main(["bench", str(qwen3_moe_file), "--json", *SMALL]) == 0
     r = json.loads(capsys.readouterr().out)
     assert r["pages"] is r["others_load"] is r["anonymous_bytes"] is None and r["cpu"] is not None
@@ -234,7 +237,8 @@ def test_a_system_without_proc_still_gets_a_table(qwen3_moe_file, capsys, quick,
 
 @pytest.mark.parametrize("argv, message", [
     (["--prompt", "0", "--gen", "0"], "--prompt and --gen: got 0 for both"),
-    (["--ram", "5G"], "unknown option '--ram'"),
+    (["--ram", "much"], "--ram: not a size: got 'much'"),
+    (["--io", "tape"], "--io: bad value: got 'tape', expected one of auto, page-cache, direct"),
     (["--runs", "0"], "--runs: bad value"),
 ])
 def test_a_measurement_of_nothing_is_a_usage_error(qwen3_moe_file, capsys, argv, message):

@@ -58,6 +58,7 @@ def test_every_value_has_a_conversion(name):
     """'[default: x]' in a help text would be a value to docopt."""
     assert [long for long, takes in declared(DOCS[name]).values() if takes and long not in OPTIONS] == []
     assert "[default" not in DOCS[name]
+    assert not re.search(r"^-", DOCS[name], re.M)            # docopt would take prose that begins so for an option
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -4,8 +4,9 @@ Usage: moegg bench [options] MODEL
 
 MODEL is a .moegg file, or 'demo'. Evaluates random tokens: some that fill the context, a prompt, a
 few to warm up, then others one by one, as if they were an answer. Prompt and answer are timed. The
-same seed gives the same tokens. Waits until the weights are in memory, repeats everything, shows
-medians with the least and the most, and what the machine could do at best.
+same seed gives the same tokens. Waits until what fits is in memory, repeats everything, shows
+medians with the least and the most, and what the machine could do at best. Several sizes (such as
+3G,4G,8G after --ram) are measured each by a process of its own.
 
 Options:
   --prompt=N               tokens of the prompt (default: 512)
@@ -14,23 +15,32 @@ Options:
   --ctx-depth=N            tokens that are in the context before the prompt (default: 0)
   --seed=N                 which random tokens (default: 7)
   --runs=N                 repetitions, after a shorter one that does not count (default: 5)
+  --ram=SIZE               memory for everything, such as 8G (default: auto, what is available)
+  --io=MODE                how experts are read: auto, page-cache or direct (default: auto)
+  --pin=N                  most used experts per layer that never leave memory (default: 0)
+  --lookahead=N            experts per layer that are guessed and read ahead (default: 0)
+  --no-usage               neither read nor write the history of used experts
+  --trace=FILE             record which experts were used (.npz or .jsonl)
   --threads=N              compute threads (default: the cores it may use)
+  --report                 print Markdown for an issue: machine, versions, figures, command
   --json                   print one JSON object
   --verbose                say more on stderr
   --debug                  show a traceback when something fails
   -h, --help               show this text
 """
 import json
+import platform
+import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from moegg import __version__, kernels, log
 from moegg.commands.measure import Others, Work, repeat, report, touch
 from moegg.commands.opening import describe, open_container, warn_beyond_training
 from moegg.commands.progress import bar
-from moegg.engine import Engine
-from moegg.engine.cpus import available_memory
+from moegg.commands.start import started
 from moegg.errors import ExitStatus, UsageError, printable
 from moegg.units import fmt_bytes, fmt_rate
 
@@ -43,31 +53,55 @@ def main(args: dict[str, Any]) -> ExitStatus:
     work = Work(depth, prompt, warm, gen, seed)
     if not prompt and not gen:
         raise UsageError("bench: --prompt and --gen: got 0 for both, expected something to measure", "usage")
+    if len(args["--ram"] or ()) > 1:
+        return sweep(args)
     container = open_container(args["MODEL"])
     model = describe(container)
     warn_beyond_training(model, work.total, f"{work.total} tokens")
     start = time.perf_counter()
-    engine = Engine(container, model, ctx=work.total, n_threads=args["--threads"])
-    open_s, resident_s = time.perf_counter() - start, _make_resident(engine)
-    others = Others()
-    with bar("runs", unit="run", delay=1.0) as progress:
-        done = repeat(engine, work.draw(model.vocab), runs, progress)
-    r = {"engine": "moegg", "version": __version__, "level": kernels.level(), **report(engine, work, done, others),
-         "open_s": open_s, "resident_s": resident_s}
-    print(json.dumps({k: _short(v) for k, v in r.items()}, ensure_ascii=False) if args["--json"] else "\n".join(map(printable, table(r))))
+    with started(args, container, model, ctx=work.total) as engine:
+        open_s = time.perf_counter() - start
+        if args["--ram"] is None and not engine.plan.all_fits:
+            log.warn(f"{container.path}: {fmt_bytes(container.file_bytes)} of weights do not fit into memory, so reading them is measured too")
+        with bar("experts", unit="rec", delay=1.0) as progress:
+            resident_s = touch(engine, progress)
+        others = Others()
+        with bar("runs", unit="run", delay=1.0) as progress:
+            done = repeat(engine, work.draw(model.vocab), runs, progress)
+        r = {"engine": "moegg", "version": __version__, "level": kernels.level(), **report(engine, work, done, others),
+             "open_s": open_s, "resident_s": resident_s}
+    if args["--json"]:
+        print(json.dumps({k: _short(v) for k, v in r.items()}, ensure_ascii=False))
+    else:
+        print("\n".join(markdown([r]) if args["--report"] else map(printable, table(r))))
     sys.stdout.flush()
     _warn(r)                    # below the result, where they are read
     return ExitStatus.OK
 
 
-def _make_resident(engine: Engine) -> float | None:
-    """Seconds until every page of the file was in memory; None if it does not fit."""
-    size, room = engine.container.file_bytes, available_memory()
-    if room is not None and size > room:
-        log.warn(f"{engine.container.path}: {fmt_bytes(size)} of weights do not fit into {fmt_bytes(room)} of memory, so page faults are measured too")
-        return None
-    with bar("weights", delay=1.0) as progress:
-        return touch(engine, progress)
+def sweep(args: dict[str, Any]) -> ExitStatus:
+    """Measures each budget of --ram in a process of its own, so that none inherits the memory of another."""
+    results = []
+    for size in args["--ram"]:
+        own = args | {"--ram": (size,), "--json": True, "--report": False}
+        command = [sys.executable, "-m", "moegg", "bench", *_argv(own)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode not in (ExitStatus.OK, ExitStatus.NO_ROOM):
+            return ExitStatus(done.returncode)
+        results.append(json.loads(done.stdout) if done.returncode == ExitStatus.OK else {"ram": size, "fits": False})
+    print(json.dumps({"sweep": results}) if args["--json"] else "\n".join(markdown(results) if args["--report"] else budgets(results)))
+    return ExitStatus.OK
+
+
+def _argv(args: dict[str, Any]) -> list[str]:
+    """The command line that `args` came from."""
+    out = []
+    for name, value in args.items():
+        if not name.startswith("--") or name == "--" or value in (None, False):
+            continue
+        value = ",".join("auto" if x is None else str(x) for x in value) if name == "--ram" else value
+        out.append(name if value is True else f"{name}={value}")
+    return [*out, "--", str(args["MODEL"])]
 
 
 def _warn(r: dict[str, Any]) -> None:
@@ -110,9 +144,43 @@ def table(r: dict[str, Any]) -> list[str]:
     if r["peak_memory_bytes"] is not None:
         anonymous = "" if r["anonymous_bytes"] is None else f", {fmt_bytes(r['anonymous_bytes'])} of it beside the file"
         out.append(f"{'memory':<22}{fmt_bytes(r['peak_memory_bytes'])} at most{anonymous}")
-    if r["pages"]:
+    if (x := r["experts"]) and r["cache_bytes"] < r["experts_bytes"]:
+        out += [f"{'experts':<22}{100 * x['hit_rate']:>9.1f} % hits  {fmt_bytes(x['read_bytes_per_token'])} read per token in "
+                f"{x['reads_per_token']:.0f} reads, {1000 * x['wait_s_per_token']:.1f} ms of it waited for; {fmt_bytes(x['prompt_read_bytes'])} for the prompt",
+                f"{'expert cache':<22}{fmt_bytes(r['cache_bytes']):>9} of {fmt_bytes(r['experts_bytes'])}, {r['io']} with {r['io_threads']} threads"]
+    if r["pages"] and r["cache_bytes"] >= r["experts_bytes"]:
         p = r["pages"]
         huge = p["AnonHugePages"] + p["FilePmdMapped"] + p["ShmemPmdMapped"]
         waited = "" if r["resident_s"] is None else f" after {r['resident_s']:.1f} s"
         out.append(f"{'weights':<22}{100 * p['Rss'] / max(p['Size'], 1):.0f} % resident{waited}, {100 * huge / max(p['Size'], 1):.0f} % in huge pages")
     return out
+
+
+def budgets(results: list[dict[str, Any]]) -> list[str]:
+    """A sweep for people: one line per budget."""
+    out = [f"{'budget':>10}{'prompt tok/s':>14}{'answer tok/s':>14}{'hits':>8}{'read/token':>12}{'wait/token':>12}{'peak':>11}  reads"]
+    for r in results:
+        size = "auto" if r["ram"] is None else fmt_bytes(r["ram"])
+        if not r.get("fits", True):
+            out.append(f"{size:>10}  does not fit")
+            continue
+        x = r["experts"]
+        cells = (f"{100 * x['hit_rate']:>7.1f}%{fmt_bytes(x['read_bytes_per_token']):>12}{1000 * x['wait_s_per_token']:>9.1f} ms"
+                 if "hit_rate" in x else f"{'-':>8}{'-':>12}{'-':>12}")
+        rates = "".join(f"{'-' if r[k] is None else f'{r[k]:.2f}':>14}" for k in ("prefill_tps", "decode_tps"))
+        out.append(f"{size:>10}{rates}{cells}{fmt_bytes(r['peak_memory_bytes'] or 0):>11}  {r['io']}")
+    return out
+
+
+def markdown(results: list[dict[str, Any]]) -> list[str]:
+    """--report: what a reader of an issue needs to know and to repeat it."""
+    known = next((r for r in results if r.get("fits", True)), None)
+    if known is None:
+        return ["moegg bench: no budget fits", *(f"- {fmt_bytes(r['ram'])}" for r in results)]
+    r = known
+    command = f"moegg bench {Path(r['file']).name} --prompt {r['prompt']} --warm {r['warm']} --gen {r['gen']} --seed {r['seed']} --threads {r['threads']}"
+    return [f"**moegg {r['version']}**, {r['level']}, {r['threads']} threads, Python {platform.python_version()}",
+            f"- machine: {r['cpu']}, {r['cores']} cores, {fmt_bytes(r['ram_bytes'] or 0)} RAM, {r['system']}",
+            f"- model: {printable(r['name'])}, {r['arch']}, recipe {r['recipe']}, {fmt_bytes(r['file_bytes'])}, root `{r['root'][:16]}`",
+            f"- read bandwidth {fmt_rate(r['read_gbps'] * 1e9)}, int8 {r['int8_gops']:.0f} GOP/s, others' load {r['others_load']}",
+            f"- `{command}`", "", "```", *budgets(results), "```"]

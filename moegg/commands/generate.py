@@ -5,7 +5,6 @@ its own, so that the main thread is free to take the signal and stop the executo
 Refuses: choosing what the prompt is (run.py, chat_repl.py).
 """
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from moegg.chat import encode_chat
 from moegg.commands.progress import bar
 from moegg.engine import Engine
 from moegg.errors import Cancelled
+from moegg.io.memory import peak_bytes
 from moegg.sampler import Sampler, SamplingParams, TokenLogprobs, logprobs
 from moegg.stream import ReasoningSplitter, StopMatcher, reasoning_started, reasoning_tags
 from moegg.tokenizer import Tokenizer
@@ -134,6 +134,8 @@ class Speaker:
         answer.text, answer.reasoning = "".join(voice.text), "".join(voice.reasoning)
         if answer.tokens:
             answer.stats = _stats(synced, answer, start, prefilled, first, time.perf_counter())
+            if self.engine.container.layers:
+                answer.stats["experts"] = self.engine.store.counters()
         return answer
 
 
@@ -143,17 +145,7 @@ def _stats(synced: Any, answer: Answer, start: float, prefilled: float, first: f
     return {"prompt_tokens": answer.prompt_tokens, "prompt_reused": synced.reused, "completion_tokens": len(answer.tokens),
             "prompt_tok_per_s": synced.evaluated / max(prefilled - start, 1e-9),
             "decode_tok_per_s": decoded / max(end - first, 1e-9) if decoded else None,
-            "first_token_s": first - start, "peak_memory_bytes": peak_memory_bytes()}
-
-
-def peak_memory_bytes() -> int | None:
-    """The most memory this process ever had resident, mapped weights included; None where the system does not say."""
-    try:
-        import resource  # not on Windows
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+            "first_token_s": first - start, "peak_memory_bytes": peak_bytes()}
 
 
 class _Voice:

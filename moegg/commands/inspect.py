@@ -2,9 +2,13 @@
 
 Usage: moegg inspect [options] MODEL
 
-MODEL is a .moegg file, or 'demo'. Works for files whose architecture this version cannot run.
+MODEL is a .moegg file, or 'demo'. Works for files whose architecture this version cannot run, but
+then not with --ram or --ctx, which show how memory would be split.
 
 Options:
+  --ram=SIZE               memory for everything, such as 8G (default: auto, what is available)
+  --ctx=N                  tokens the context holds (default: the trained length, at most 8192)
+  --threads=N              compute threads (default: the cores it may use)
   --json                   print one JSON object
   --verbose                say more on stderr
   --debug                  show a traceback when something fails
@@ -15,7 +19,10 @@ from collections import Counter
 from typing import Any
 
 from moegg.arch import ConfigReader
-from moegg.commands.opening import open_container, section_json
+from moegg.commands.opening import describe, open_container, section_json
+from moegg.commands.start import budget
+from moegg.engine.cpus import default_threads
+from moegg.engine.engine import plan_for
 from moegg.errors import ExitStatus, printable
 from moegg.formats.container import Container
 from moegg.units import fmt_bytes, fmt_count
@@ -24,10 +31,13 @@ from moegg.units import fmt_bytes, fmt_count
 def main(args: dict[str, Any]) -> ExitStatus:
     container = open_container(args["MODEL"])
     provenance = section_json(container, "provenance")
+    asked = args["--ram"] is not None or args["--ctx"] is not None
+    memory = plan_for(container, describe(container), ctx=args["--ctx"], n_threads=args["--threads"] or default_threads(),
+                      ram=budget(args)) if asked else None
     if args["--json"]:
-        print(json.dumps(container.summary() | {"provenance": provenance}))
+        print(json.dumps(container.summary() | {"provenance": provenance} | ({"plan": memory.to_dict()} if memory else {})))
     else:
-        print("\n".join(map(printable, report(container, provenance))))
+        print("\n".join(map(printable, report(container, provenance) + (["", "memory", *(f"  {x}" for x in memory.lines())] if memory else []))))
     return ExitStatus.OK
 
 

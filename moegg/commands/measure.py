@@ -6,10 +6,9 @@ import os
 import platform
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from moegg.arch import ConfigReader, Model
 from moegg.engine import Engine
 from moegg.engine.cpus import default_threads
 from moegg.formats.container import Container
+from moegg.io.memory import own_bytes, peak_bytes
 from moegg.kernels import Pool
 
 READ_BYTES = 256 << 20          # far more than a last-level cache holds
@@ -60,10 +60,14 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Run:
-    """One repetition; None for what it did not contain."""
+    """One repetition; None for what it did not contain. experts: what the store did meanwhile, see _experts; empty without any."""
     prefill_tps: float | None = None
     ttft_s: float | None = None
     decode_tps: float | None = None
+    experts: dict[str, float] = field(default_factory=dict)
+
+
+RATES = ("prefill_tps", "ttft_s", "decode_tps")
 
 
 def repeat(engine: Engine, tokens: Tokens, runs: int, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Run]:
@@ -87,26 +91,52 @@ def repeat(engine: Engine, tokens: Tokens, runs: int, progress: Callable[[int, i
 
 def _run(engine: Engine, session: Any, tokens: Tokens) -> Run:
     prefill_tps = ttft_s = decode_tps = None
+    experts: dict[str, float] = {}
     if tokens.prompt:
+        before = _counters(engine)
         start = time.perf_counter()
         logits = engine.step([(session, tokens.prompt)])[0]
         prefill_tps = len(tokens.prompt) / (time.perf_counter() - start)
         logits.argmax()
         ttft_s = time.perf_counter() - start
+        if before:
+            experts["prompt_read_bytes"] = _read(before, _counters(engine))
     for t in tokens.warm:
         session.eval(t)
     if tokens.gen:
+        before = _counters(engine)
         start = time.perf_counter()
         for t in tokens.gen:
             session.eval(t)
         decode_tps = len(tokens.gen) / (time.perf_counter() - start)
-    return Run(prefill_tps, ttft_s, decode_tps)
+        experts |= _experts(before, _counters(engine), len(tokens.gen)) if before else {}
+    return Run(prefill_tps, ttft_s, decode_tps, experts)
+
+
+def _counters(engine: Engine) -> dict[str, int]:
+    return engine.store.counters() if engine.container.layers else {}
+
+
+def _read(before: dict[str, int], after: dict[str, int]) -> int:
+    """Bytes of experts that were read between two looks at the counters, for whatever reason."""
+    return sum(after[k] - before[k] for k in ("demanded", "predicted", "warmed"))
+
+
+def _experts(before: dict[str, int], after: dict[str, int], n: int) -> dict[str, float]:
+    """Of an answer of n tokens: hits among the experts it needed, bytes and reads per token, bytes guessed in vain, seconds per
+    token in which nothing could be computed, pages that the computing threads had to wait for.
+    """
+    d = {k: after[k] - before[k] for k in before}
+    return {"hit_rate": d["hits"] / max(d["hits"] + d["misses"], 1), "read_bytes_per_token": _read(before, after) / n,
+            "reads_per_token": d["reads"] / n, "wasted_bytes_per_token": d["wasted"] / n, "wait_s_per_token": d["wait_ns"] / 1e9 / n,
+            "major_faults_per_token": d["faults"] / n}
 
 
 def summary(runs: list[Run]) -> dict[str, Any]:
-    """Medians under the names of Run, and 'spread': {name: [least, most]}; None where there is nothing."""
-    out: dict[str, Any] = {"spread": {}}
-    for name in Run.__dataclass_fields__:
+    """Medians of the rates under their names and of 'experts', and 'spread': {rate: [least, most]}; None where there is nothing."""
+    names = runs[0].experts if runs else {}
+    out: dict[str, Any] = {"spread": {}, "experts": {name: statistics.median(r.experts[name] for r in runs) for name in names}}
+    for name in RATES:
         values = [v for r in runs if (v := getattr(r, name)) is not None]
         out[name] = statistics.median(values) if values else None
         out["spread"][name] = [min(values), max(values)] if values else None
@@ -213,16 +243,7 @@ def touch(engine: Engine, progress: Callable[[int, int], None] = lambda done, to
 
 def memory() -> dict[str, int | None]:
     """Bytes: the most this process ever had resident, and what of it is now anonymous (not pages of a file)."""
-    kib = {key: int(value.split()[0]) for key, _, value in (x.partition(":") for x in _lines("/proc/self/status"))
-           if key in ("VmHWM", "RssAnon")}
-    if len(kib) == 2:
-        return {"peak_memory_bytes": kib["VmHWM"] * 1024, "anonymous_bytes": kib["RssAnon"] * 1024}
-    try:
-        import resource  # not on Windows
-    except ImportError:
-        return {"peak_memory_bytes": None, "anonymous_bytes": None}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"peak_memory_bytes": peak if sys.platform == "darwin" else peak * 1024, "anonymous_bytes": None}
+    return {"peak_memory_bytes": peak_bytes(), "anonymous_bytes": own_bytes() or None}
 
 
 def pages(path: Path, smaps: list[str] | None = None) -> dict[str, int] | None:
@@ -256,7 +277,8 @@ def report(engine: Engine, work: Work, runs: list[Run], others: Others) -> dict[
         "fraction_of_read_bandwidth": decode and decode / read,
         "prefill_ops_per_token": prefill_ops(c), "prefill_gops": ops and ops / 1e9, "int8_gops": int8 / 1e9,
         "fraction_of_int8": ops and ops / int8,
-        **used, "planned_anonymous_bytes": engine.plan.anonymous, "others_load": others.load(),
+        **used, "ram": engine.plan.budget, "planned_bytes": engine.plan.total, "cache_bytes": engine.plan.cache, "experts_bytes": engine.plan.experts,
+        "io": engine.residency.mode, "io_threads": engine.store.n_threads, "planned_anonymous_bytes": engine.plan.anonymous, "others_load": others.load(),
         "runs": [asdict(r) for r in runs], "prompt": work.prompt, "warm": work.warm, "gen": work.gen, "ctx_depth": work.depth,
         "seed": work.seed, "vocab": engine.vocab, "threads": engine.n_threads, "kv": engine.kv, "ubatch": engine.ubatch,
         "file": str(c.path), "file_bytes": c.file_bytes, "root": c.root.hex(), "name": c.name, "arch": c.arch,

@@ -13,10 +13,18 @@ from typing import Any
 from docopt import DocoptExit, docopt
 
 from moegg.errors import UsageError
+from moegg.io.residency import CHOICES
+from moegg.units import parse_size
 
 # Options that several commands have: the same spelling, the same words. tests/test_cli.py holds every docstring against these lines.
 SHARED = {
     "--ctx": "  --ctx=N                  tokens the context holds (default: the trained length, at most 8192)",
+    "--ram": "  --ram=SIZE               memory for everything, such as 8G (default: auto, what is available)",
+    "--io": "  --io=MODE                how experts are read: auto, page-cache or direct (default: auto)",
+    "--pin": "  --pin=N                  most used experts per layer that never leave memory (default: 0)",
+    "--lookahead": "  --lookahead=N            experts per layer that are guessed and read ahead (default: 0)",
+    "--no-usage": "  --no-usage               neither read nor write the history of used experts",
+    "--trace": "  --trace=FILE             record which experts were used (.npz or .jsonl)",
     "--threads": "  --threads=N              compute threads (default: the cores it may use)",
     "--json": "  --json                   print one JSON object",
     "--force": "  --force                  replace an existing file",
@@ -64,6 +72,11 @@ def choice(*names: str) -> Callable[[str, str], str]:
     return convert
 
 
+def sizes(text: str, option: str) -> tuple[int | None, ...]:
+    """'8G' or '4G,8G,auto' as bytes; None for auto."""
+    return tuple(None if part.strip() == "auto" else parse_size(part, option) for part in text.split(","))
+
+
 def token_ids(text: str, option: str) -> list[int]:
     """'1,2,3' as ids; whether they are in the vocabulary is the engine's to say."""
     if not re.fullmatch(r"\s*[0-9]{1,9}\s*(,\s*[0-9]{1,9}\s*)*", text):
@@ -93,6 +106,7 @@ OPTIONS: dict[str, Callable[[str, str], Any]] = {
     "--quant": choice("keep", "f32", "bf16", "f16", "q8", "q4"),
     "--tokens": token_ids, "--prompt": whole(0, 1 << 24), "--warm": whole(0, 1 << 24), "--gen": whole(0, 1 << 24),
     "--ctx-depth": whole(0, 1 << 24), "--runs": whole(1, 10_000),
+    "--ram": sizes, "--io": choice(*CHOICES), "--pin": whole(0, 1 << 16), "--lookahead": whole(0, 1 << 10), "--trace": path,
     "--threads": whole(1, 1024), "--ctx": whole(1, 1 << 24), "--max-tokens": whole(1, 1 << 24), "--seed": whole(0, 2**64 - 1),
     "--host": text, "--port": whole(0, 65535), "--allow-host": text, "--cors-origin": text, "--api-key": text, "--api-key-file": path,
     "--alias": text, "--parallel": whole(1, 64), "--queue": whole(0, 4096), "--idle-release": number(0.01, 100_000),

@@ -5,6 +5,7 @@ from typing import Any
 
 from moegg.commands.generate import Answer
 from moegg.errors import printable
+from moegg.io.store import describe
 from moegg.tokenizer import Tokenizer
 from moegg.units import fmt_bytes
 
@@ -62,7 +63,8 @@ def stats_line(answer: Answer) -> str:
     reused = f" and {s['prompt_reused']} reused" if s["prompt_reused"] else ""
     peak = f"; peak memory {fmt_bytes(s['peak_memory_bytes'])}" if s["peak_memory_bytes"] else ""
     return (f"prompt {s['prompt_tokens'] - s['prompt_reused']} tokens{reused}, {s['prompt_tok_per_s']:.1f} tok/s; answer "
-            f"{s['completion_tokens']} tokens, {decode}; first token after {s['first_token_s']:.2f} s{peak}; seed {answer.seed}")
+            f"{s['completion_tokens']} tokens, {decode}; first token after {s['first_token_s']:.2f} s{peak}; seed {answer.seed}"
+            + (f"; {describe(s['experts'])}" if "experts" in s else ""))
 
 
 def piece(data: bytes) -> dict[str, str]:

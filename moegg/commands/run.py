@@ -27,6 +27,12 @@ Output:
   --logprobs=N             print each token's log-probability and N alternatives instead of the text
   --stats                  print speed and memory on stderr at the end
   --json                   print one JSON object
+Memory:
+  --ram=SIZE               memory for everything, such as 8G (default: auto, what is available)
+  --io=MODE                how experts are read: auto, page-cache or direct (default: auto)
+  --pin=N                  most used experts per layer that never leave memory (default: 0)
+  --no-usage               neither read nor write the history of used experts
+  --trace=FILE             record which experts were used (.npz or .jsonl)
   --ctx=N                  tokens the context holds (default: the trained length, at most 8192)
   --threads=N              compute threads (default: the cores it may use)
   --verbose                say more on stderr
@@ -53,9 +59,11 @@ from moegg.commands.opening import (
     warn_beyond_training,
 )
 from moegg.commands.output import ENDED_SILENT, Output, as_json, logprob_lines, silent, stats_line
+from moegg.commands.start import started
 from moegg.engine import Engine
 from moegg.errors import ExitStatus, UsageError
 from moegg.sampler import SamplingParams
+from moegg.tokenizer import Tokenizer
 
 CONTINUATION_TOKENS = 200       # of an answer without a chat template: base models seldom end by themselves
 
@@ -79,13 +87,16 @@ def main(args: dict[str, Any]) -> ExitStatus:
             frequency_penalty=args["--frequency-penalty"], seed=args["--seed"]),
         template, args["--raw"], not args["--nothink"], args["--max-tokens"] or (None if template else CONTINUATION_TOKENS), tuple(args["--stop"]), args["--logprobs"])
     warn_beyond_training(model, args["--ctx"] or 0, f"--ctx {args['--ctx']}")
-    engine = Engine(container, model, ctx=args["--ctx"], n_threads=args["--threads"])
-    log.detail("\n  ".join(["memory", *engine.plan.lines()]))
+    with started(args, container, model) as engine:
+        return _with(engine, args, tokenizer, settings, text, container.name)
+
+
+def _with(engine: Engine, args: dict[str, Any], tokenizer: Tokenizer, settings: Settings, text: str | None, name: str) -> ExitStatus:
     log.detail(f"{engine.n_threads} threads, {', '.join(f'{name} {value}' for name, value in asdict(settings.sampling).items() if value != {})}")
     output = Output(quiet=args["--json"] or args["--logprobs"] is not None)
     speaker = Speaker(engine, tokenizer, settings, output.show)
     if text is None:
-        return Chat(speaker, output, args["--system"], args["--stats"]).loop(container.name)
+        return Chat(speaker, output, args["--system"], args["--stats"]).loop(name)
     return _answer(args, speaker, output, text)
 
 

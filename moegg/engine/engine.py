@@ -35,33 +35,34 @@ class Engine:
     """Runs `model` from `container`. ctx: tokens per session (None: planned); sessions: the least and the most; kv: 'f16',
     'f32' or None (f32 for all-f32 files); beside: bytes that the caller needs for itself.
 
-    ram: bytes for everything, None: what the system can give. io: 'auto', 'page-cache' or 'direct'. profile: of the disk, or None.
-    usage: history that warms the cache, or None. keep: experts per layer that stay for good. lookahead: ranks to guess a layer
-    ahead. progress: of the resident weights. Raises BudgetTooSmall, IOFailure, FormatError, NoRoom, UsageError.
+    ram: bytes for everything, None: what the system can give. io: 'auto', 'page-cache' or 'direct'. profile: gives that of the
+    disk; asked only if experts do not all fit. usage: history that warms the cache, or None. keep: experts per layer that stay for
+    good. lookahead: ranks to guess a layer ahead. trace: gets the router choices [M, n, K] of every pass. progress: of the resident
+    weights. Raises BudgetTooSmall, IOFailure, FormatError, NoRoom, UsageError.
     """
 
     def __init__(self, container: Container, model: Model, *, ctx: int | None = None, sessions: tuple[int, int] = (1, 1),
                  n_threads: int | None = None, kv: str | None = None, ubatch: int = DEFAULT_UBATCH, ram: int | None = None, io: str = AUTO,
-                 profile: Profile | None = None, usage: UsageFile | None = None, keep: int = 0, lookahead: int = 0,
-                 beside: int = 0, progress: Callable[[int, int], None] | None = None):
+                 profile: Callable[[], Profile | None] | None = None, usage: UsageFile | None = None, keep: int = 0, lookahead: int = 0,
+                 beside: int = 0, trace: Callable[[np.ndarray], None] | None = None, progress: Callable[[int, int], None] | None = None):
         for name, value, low, high in (("ctx", ctx, 1, 1 << 31), ("threads", n_threads, 1, 1024), ("ubatch", ubatch, 1, 1 << 16)):
             if value is not None and not low <= value <= high:
                 raise BadRequest(f"{name}: got {value}, expected {low} to {high}", "engine-option")
         if kv not in (None, "f16", "f32"):
             raise BadRequest(f"kv: got {kv!r}, expected 'f16' or 'f32'", "engine-option")
         self.container, self.model, self.vocab = container, model, model.vocab
-        self.kv = kv or ("f32" if all_f32(container) else "f16")
         self.n_threads = n_threads or default_threads()
-        self.plan = self._plan(ctx, sessions, ubatch, ram, beside)
-        self.ctx, self.ubatch = self.plan.ctx, self.plan.ubatch
-        self.residency = choose(io, ram_given=ram is not None, experts=self.plan.experts, cache=self.plan.cache, profile=profile)
+        self.plan = plan_for(container, model, ctx=ctx, sessions=sessions, ubatch=ubatch, kv=kv, n_threads=self.n_threads, ram=ram, beside=beside)
+        self.kv, self.ctx, self.ubatch = self.plan.kv, self.plan.ctx, self.plan.ubatch
+        known = profile() if profile and not self.plan.all_fits else None
+        self.residency = choose(io, ram_given=ram is not None, experts=self.plan.experts, cache=self.plan.cache, profile=known)
         lookahead = 0 if self.plan.all_fits else lookahead
         self.program = lower(model, lookahead > 0)
         experts = find_experts(container, self.program)
         find_weights(container, model, 0, 0)                 # refuse a wrong file before anything is read
         self.store = ExpertStore(container.path, container.identity, container.layers, self.plan.cache, self.residency, usage=usage,
                                  keep=keep, max_rows=self.ubatch,
-                                 settings=profile.settings(self.residency.mode) if profile else Settings())
+                                 settings=known.settings(self.residency.mode) if known else Settings())
         region = container.resident
         resident = self.store.resident(region.offset, region.nbytes, progress) - region.offset
         embed = container.tensors[model.embed.name]
@@ -71,20 +72,7 @@ class Engine:
         self.store.warm()
         self._logits = np.zeros((MAX_OUT, pad16(self.vocab)), np.float32)
         self._limits = sorted({limit for rope in self.program.ropes for limit, _, _ in rope.regimes()})
-        self._busy = threading.Lock()
-
-    def _plan(self, ctx: int | None, sessions: tuple[int, int], ubatch: int, ram: int | None, beside: int) -> MemoryPlan:
-        c, used = self.container, own_bytes()
-        budget, option = ram, "--ram"
-        if ram is None:
-            option = "available memory of"
-            free = auto_budget(read_memory())
-            budget = None if free is None else free + used
-            if budget is None:
-                log.warn("the system does not say how much memory is available; planning as if everything fits (set --ram)")
-        sizes = FileSizes(c.resident.nbytes, c.gather.nbytes, expert_sizes(c.layers))
-        return plan(self.model, sizes, ctx=ctx, sessions=sessions, ubatch=ubatch, kv=self.kv, n_threads=self.n_threads, budget=budget,
-                    process=beside + (used + GROWTH_BYTES if used else PROCESS_BYTES), option=option)
+        self._trace, self._busy = trace, threading.Lock()
 
     @property
     def mapped(self) -> np.ndarray:
@@ -162,7 +150,10 @@ class Engine:
             for i in np.unique(seq):
                 states[i].extend(int(pos[seq == i].max()) + 1)
             if len(part) <= self.ubatch:
-                self._executor.run(tokens, pos, seq, states, seq_len, np.array(rows, np.int32), self._logits)
+                capture = self._choices(len(part)) if self._trace else None
+                self._executor.run(tokens, pos, seq, states, seq_len, np.array(rows, np.int32), self._logits, capture)
+                if capture:
+                    self._trace(capture[0])
             else:
                 groups = [np.array([r - g for r in rows if g <= r < g + self.ubatch], np.int32) for g in range(0, len(part), self.ubatch)]
                 self._executor.run_groups(tokens, pos, seq, states, seq_len, groups, self._logits,
@@ -178,9 +169,16 @@ class Engine:
 
     def _groups(self, sessions: Sequence[Session], seq_len: np.ndarray) -> int:
         """Ubatches that go through the layers together. A ring of keys holds one ubatch more than its window, and forgets what a
-        pass has overwritten even if it is cancelled; so with a ring that has to turn, one."""
+        pass has overwritten even if it is cancelled; so with a ring that has to turn, one; and while routing is recorded."""
+        if self._trace:
+            return 1
         whole = all(cap >= n for s, n in zip(sessions, seq_len, strict=True) for cap in s.state.capacity)
         return self.plan.groups if whole else 1
+
+    def _choices(self, n: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Arrays for the router choices of n tokens and their weights; None if no layer has a router."""
+        shape = (len(self.program.moe), n, self._executor.top_k)
+        return (np.zeros(shape, np.int32), np.zeros(shape, np.float32)) if shape[0] else None
 
     def settle(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Waits for the warm-up: what the usage history wants, or without a tight budget all experts. progress(records, of)."""
@@ -202,12 +200,12 @@ class Engine:
         """
         tokens = list(tokens)
         self.check(tokens, 0)
-        T, M, k = len(tokens), len(self.program.moe), self._executor.top_k
-        state, total, start = self.session().state, np.array([T], np.int64), 0
+        T, start = len(tokens), 0
+        state, total = self.session().state, np.array([T], np.int64)
         with self._alone():
             while start < T:
                 n = min(first - start, self.ubatch) if start < first else min(MAX_OUT, self.ubatch, T - start)
-                capture = (np.zeros((M, n, k), np.int32), np.zeros((M, n, k), np.float32)) if M and routes else None
+                capture = self._choices(n) if routes else None
                 self._executor.run(np.array(tokens[start:start + n], np.int32), np.arange(start, start + n, dtype=np.int32),
                                    np.zeros(n, np.int32), [state], total, np.arange(n if start >= first else 0, dtype=np.int32),
                                    self._logits, capture)
@@ -230,6 +228,22 @@ class Engine:
             if capture:
                 idx[:, span], w[:, span] = capture
         return logits, idx, w, self.program.moe_layers
+
+
+def plan_for(container: Container, model: Model, *, ctx: int | None = None, sessions: tuple[int, int] = (1, 1), ubatch: int = DEFAULT_UBATCH,
+             kv: str | None = None, n_threads: int = 1, ram: int | None = None, beside: int = 0) -> MemoryPlan:
+    """How an Engine with these arguments would split memory; reads nothing of the file. Raises BudgetTooSmall."""
+    c, used = container, own_bytes()
+    budget, option = ram, "--ram"
+    if ram is None:
+        option = "available memory of"
+        free = auto_budget(read_memory())
+        budget = None if free is None else free + used
+        if budget is None:
+            log.warn("the system does not say how much memory is available; planning as if everything fits (set --ram)")
+    sizes = FileSizes(c.resident.nbytes, c.gather.nbytes, expert_sizes(c.layers))
+    return plan(model, sizes, ctx=ctx, sessions=sessions, ubatch=ubatch, kv=kv or ("f32" if all_f32(c) else "f16"), n_threads=n_threads,
+                budget=budget, process=beside + (used + GROWTH_BYTES if used else PROCESS_BYTES), option=option)
 
 
 def _within(progress: Callable[[int, int], None], start: int, n: int, total: int, ops: int, of: int) -> None:

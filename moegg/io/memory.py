@@ -49,6 +49,17 @@ def own_bytes(root: str | os.PathLike = "/") -> int:
     return _table(Path(root) / "proc/self/status").get("RssAnon:", 0) * 1024
 
 
+def peak_bytes(root: str | os.PathLike = "/") -> int | None:
+    """The most memory this process ever had resident, mapped weights included; None where the system does not say."""
+    if "VmHWM:" in (status := _table(Path(root) / "proc/self/status")):
+        return status["VmHWM:"] * 1024
+    if sys.platform == "win32":
+        return None
+    import resource  # not on Windows
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
 def major_faults() -> int:
     """Pages of this process that had to be read when they were touched."""
     if sys.platform == "win32":

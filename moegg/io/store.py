@@ -38,7 +38,7 @@ class ExpertStore(Store):
     def __init__(self, path, identity, layers, budget, residency, *, settings=None, usage=None, keep=0, max_rows=1, hook=0):
         self.residency, self.size, self._usage, self._saved = residency, identity[2], usage, np.zeros(self.count)
         self._saved_tokens = 0
-        self.kept = 0
+        self.n_threads, self.kept = (settings or Settings()).n_threads, 0
         if self.count and (usage or keep):
             seed = usage.load().seed(HALF_LIFE_TOKENS) if usage else np.zeros(self.count)
             self.kept = self.seed(seed, keep)

@@ -1,0 +1,112 @@
+"""Commands under a budget: the options of memory and reading, what they print, and that no answer depends on them."""
+import json
+
+import pytest
+
+from moegg import kernels
+from moegg.commands import doctor
+from moegg.commands.start import disk_profile
+from moegg.formats.container import Container
+from moegg.io import trace
+from moegg.io.usage import UsageFile
+
+QUICK = ["--prompt=12", "--warm=1", "--gen=4", "--runs=1", "--threads=1"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache folder of the test's own, and no measured disk."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def smallest(call, file) -> int:
+    """MiB of the smallest workable budget, as the error names it."""
+    code, _, err = call("inspect", file, "--ram", "1M")
+    assert code == 5 and "[budget-small]" in err and "the smallest workable budget is " in err
+    return int(err.split("the smallest workable budget is ")[1].split("M")[0])
+
+
+def answer(call, file, *options) -> dict:
+    code, out, err = call("run", file, "abc", "--raw", "--temp=0", "--max-tokens=12", "--json", *options)
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_the_budget_the_error_names_works_and_the_answer_is_the_same(call, qwen3_moe_file):
+    """H: with too little memory a model must stream or refuse, never answer differently."""
+    free = answer(call, qwen3_moe_file, "--no-usage")
+    for io in ("page-cache", "direct"):
+        tight = answer(call, qwen3_moe_file, "--no-usage", "--ram", f"{smallest(call, qwen3_moe_file) + 1}M", "--io", io)
+        assert (tight["tokens"], tight["text"]) == (free["tokens"], free["text"])
+
+
+def test_stats_tell_what_the_experts_cost(call, qwen3_moe_file):
+    stats = answer(call, qwen3_moe_file, "--no-usage")["stats"]["experts"]
+    assert stats["hits"] + stats["misses"] > 0 and stats["tokens"] > 0
+    code, _, err = call("run", qwen3_moe_file, "abc", "--raw", "--temp=0", "--max-tokens=4", "--stats", "--no-usage")
+    assert code == 0 and "; experts: " in err and " % hits" in err
+
+
+def test_a_run_leaves_counts_for_the_next_and_no_usage_leaves_nothing(call, qwen3_moe_file, cache):
+    c = Container.open(qwen3_moe_file)
+    history = UsageFile(c.content_id, sum(x.n for x in c.layers))
+    answer(call, qwen3_moe_file, "--no-usage")
+    assert not history.path.exists()
+    answer(call, qwen3_moe_file)
+    once = history.load()
+    answer(call, qwen3_moe_file)
+    assert history.path.is_relative_to(cache) and history.load().tokens == 2 * once.tokens > 0 and once.counts.sum() > 0
+
+
+@pytest.mark.parametrize("name", ["t.npz", "t.jsonl"])
+def test_a_trace_has_every_token_that_was_evaluated(call, qwen3_moe_file, tmp_path, name):
+    r = answer(call, qwen3_moe_file, "--no-usage", "--trace", tmp_path / name)
+    t = trace.read(tmp_path / name)
+    c = Container.open(qwen3_moe_file)
+    assert len(t.ids) == r["stats"]["prompt_tokens"] + len(r["tokens"]) - 1
+    assert t.layers.tolist() == [x.layer for x in c.layers] and t.record_bytes.tolist() == [x.record_bytes for x in c.layers]
+
+
+def test_inspect_shows_the_plan_without_reading_weights(call, qwen3_moe_file):
+    code, out, _ = call("inspect", qwen3_moe_file, "--ram", "1G", "--ctx", "256")
+    assert code == 0 and "KV state (256 tokens" in out and "expert cache" in out and "1.0 GiB" in out
+    code, out, _ = call("inspect", qwen3_moe_file, "--ram", "1G", "--ctx", "256", "--json")
+    plan = json.loads(out)["plan"]
+    assert code == 0 and plan["budget"] == 1 << 30 and plan["total"] <= plan["budget"] and plan["ctx"] == 256
+    assert "plan" not in json.loads(call("inspect", qwen3_moe_file, "--json")[1])
+
+
+def test_a_sweep_measures_each_budget_and_says_which_do_not_fit(call, qwen3_moe_file):
+    assert call("bench", qwen3_moe_file, "--ram=1M,1G", "--no-usage", *QUICK)[0] == 0
+    code, out, _ = call("bench", qwen3_moe_file, "--ram=1M,1G", "--no-usage", "--json", *QUICK)
+    small, large = json.loads(out)["sweep"]
+    assert code == 0 and small == {"ram": 1 << 20, "fits": False}
+    assert large["ram"] == 1 << 30 and large["decode_tps"] > 0 and 0 <= large["experts"]["hit_rate"] <= 1
+
+
+def test_a_report_is_markdown_with_machine_figures_and_command(call, qwen3_moe_file):
+    code, out, _ = call("bench", qwen3_moe_file, "--report", "--no-usage", *QUICK)
+    assert code == 0 and out.startswith("**moegg ") and "- machine: " in out and "`moegg bench " in out and "\n```\n" in out
+
+
+def test_run_takes_one_size(call, qwen3_moe_file):
+    code, _, err = call("run", qwen3_moe_file, "abc", "--ram", "1G,2G")
+    assert code == 2 and "--ram: got several sizes, expected one" in err
+
+
+def test_a_small_file_is_not_worth_a_measurement(qwen3_moe_file, cache):
+    assert disk_profile(Container.open(qwen3_moe_file)).readings == () and not cache.exists()
+
+
+def test_the_demo_gives_the_known_answer_at_every_level(call):
+    code, out, _ = call("doctor", "--json", "--threads=2")
+    r = json.loads(out)
+    assert code == 0 and [t["level"] for t in r["self_test"]] == kernels.levels() and all(t["ok"] for t in r["self_test"])
+    assert r["read_bytes_per_s"] > 0 and r["disk"] is None
+
+
+def test_a_wrong_answer_is_not_a_healthy_machine(call, monkeypatch):
+    monkeypatch.setattr(doctor, "answer", lambda engine, prompt, n: ([0] * n, "00"))
+    code, out, _ = call("doctor", "--threads=1")
+    assert code == 70 and "WRONG from token 0 on" in out
