@@ -57,6 +57,9 @@ def warnings(table: dict[str, dict], results: list[list[dict]], names: list[str]
         if all(seen) and seen[0] != seen[1]:
             out.append(f"not the same work: {key} is {seen[0]} and {seen[1]}")
     for row in table.values():
+        gap = max(row["a"]["least"], row["b"]["least"]) - min(row["a"]["most"], row["b"]["most"])
+        if gap > max(side["most"] - side["least"] for side in (row["a"], row["b"])):
+            continue                            # so far apart that their spread is no doubt
         for name, side in zip(names, (row["a"], row["b"]), strict=True):
             if side["most"] > side["least"] * (1 + NOISE):
                 out.append(f"{row['label']} of {name} differs by {100 * (side['most'] / side['least'] - 1):.0f} % between runs")

@@ -90,6 +90,18 @@ def test_a_report_is_markdown_with_machine_figures_and_command(call, qwen3_moe_f
     assert code == 0 and out.startswith("**moegg ") and "- machine: " in out and "`moegg bench " in out and "\n```\n" in out
 
 
+@pytest.mark.parametrize("size", ["nan", "0", "-1G", "1e3G", "8 GB of"])
+def test_a_senseless_budget_is_an_error_not_everything(call, qwen3_moe_file, size):
+    """known_failures H5: an invalid value must not fall back to loading everything."""
+    code, out, err = call("run", qwen3_moe_file, "abc", "--raw", f"--ram={size}")
+    assert code in (2, 5) and not out and "--ram" in err
+
+
+def test_cold_measures_from_the_first_token_on(call, qwen3_moe_file):
+    r = json.loads(call("bench", qwen3_moe_file, "--cold", "--json", "--no-usage", *QUICK)[1])
+    assert r["resident_s"] is None and len(r["runs"]) == 1 and r["prefill_tps"] > 0
+
+
 def test_run_takes_one_size(call, qwen3_moe_file):
     code, _, err = call("run", qwen3_moe_file, "abc", "--ram", "1G,2G")
     assert code == 2 and "--ram: got several sizes, expected one" in err

@@ -21,6 +21,7 @@ Options:
   --lookahead=N            experts per layer that are guessed and read ahead (default: 0)
   --no-usage               neither read nor write the history of used experts
   --trace=FILE             record which experts were used (.npz or .jsonl)
+  --cold                   measure from the start: no untimed repetition first, no wait for warm experts
   --threads=N              compute threads (default: the cores it may use)
   --report                 print Markdown for an issue: machine, versions, figures, command
   --json                   print one JSON object
@@ -64,10 +65,10 @@ def main(args: dict[str, Any]) -> ExitStatus:
         if args["--ram"] is None and not engine.plan.all_fits:
             log.warn(f"{container.path}: {fmt_bytes(container.file_bytes)} of weights do not fit into memory, so reading them is measured too")
         with bar("experts", unit="rec", delay=1.0) as progress:
-            resident_s = touch(engine, progress)
+            resident_s = None if args["--cold"] else touch(engine, progress)
         others = Others()
         with bar("runs", unit="run", delay=1.0) as progress:
-            done = repeat(engine, work.draw(model.vocab), runs, progress)
+            done = repeat(engine, work.draw(model.vocab), runs, progress, warm_up=not args["--cold"])
         r = {"engine": "moegg", "version": __version__, "level": kernels.level(), **report(engine, work, done, others),
              "open_s": open_s, "resident_s": resident_s}
     if args["--json"]:

@@ -70,15 +70,16 @@ class Run:
 RATES = ("prefill_tps", "ttft_s", "decode_tps")
 
 
-def repeat(engine: Engine, tokens: Tokens, runs: int, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Run]:
-    """Runs after one shorter, untimed one. The same session serves all, so that its memory is paid for once."""
+def repeat(engine: Engine, tokens: Tokens, runs: int, progress: Callable[[int, int], None] = lambda done, total: None, *,
+           warm_up: bool = True) -> list[Run]:
+    """Runs, with `warm_up` after one shorter, untimed one. The same session serves all, so that its memory is paid for once."""
     session, depth = engine.session(), tokens.depth
-    first = (depth + tokens.prompt)[:engine.ubatch]
-    if first:
-        engine.step([(session, first)])
-    for t in tokens.warm:
-        session.eval(t)
-    session.rewind(0)
+    if warm_up:
+        if first := (depth + tokens.prompt)[:engine.ubatch]:
+            engine.step([(session, first)])
+        for t in tokens.warm:
+            session.eval(t)
+        session.rewind(0)
     done = []
     for i in range(runs):
         kept = session.rewind(len(depth))           # 0 where a sliding window has forgotten the depth
