@@ -6,13 +6,14 @@ engine share these functions: what is planned is what is allocated (forward.pyx,
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from moegg.arch import Gqa, Model, Moe
+from moegg.arch import Gqa, Mixer, Model, Moe, walk
 from moegg.errors import BudgetTooSmall
 from moegg.units import fmt_bytes
 
 TILE = 64                     # key positions per attention tile (kernels/csrc/ops.h, MG_TILE)
 DEFAULT_CTX, LEAST_CTX = 8192, 512
 DEFAULT_UBATCH, LEAST_UBATCH = 512, 64
+MARKS = 2                     # copies of a mixer's state that a session can go back to
 MAX_OUT = 64                  # rows of logits in one pass: sessions of a step, or positions of Engine.forward
 CHUNK = 512                   # key positions per partial attention result (MG_CHUNK)
 QROWS, ITEMS = 8, 16          # query rows per attention item, items per walk over the keys (MG_QROWS, MG_ATTN_ITEMS)
@@ -128,6 +129,11 @@ def kv_bytes(attn: Gqa, ctx: int, ubatch: int, kv: str) -> int:
     return attn.n_kv_head * kv_positions(attn, ctx, ubatch) * (attn.head_dim + pad) * (4 if kv == "f32" else 2)
 
 
+def state_bytes(block: Gqa | Mixer, ctx: int, ubatch: int, kv: str) -> int:
+    """Bytes that one layer keeps of one session: keys and values, or a mixer's live state and its marks."""
+    return kv_bytes(block, ctx, ubatch, kv) if isinstance(block, Gqa) else 4 * block.state_floats * (1 + MARKS)
+
+
 def _act(cols: int) -> int:
     """Bytes of one activation row, the larger of the two formats (kernels/csrc/kernels.h), with room for alignment."""
     return 4 * cols + 256
@@ -138,22 +144,24 @@ def scratch_bytes(model: Model, ctx: int, ubatch: int, n_threads: int) -> int:
     MoE pairs, attention results, logits.
     """
     rows = max(ubatch, MAX_OUT)
-    attn, moe = [layer.attn for layer in model.layers], [layer.ffn for layer in model.layers if isinstance(layer.ffn, Moe)]
+    attn = [layer.attn for layer in model.layers if isinstance(layer.attn, Gqa)]
+    moe = [layer.ffn for layer in model.layers if isinstance(layer.ffn, Moe)]
+    mixed = [sum(t.shape[0] for t in walk(layer.attn) if len(t.shape) == 2) for layer in model.layers if not isinstance(layer.attn, Gqa)]
     dense = max((layer.ffn.gate.shape[0] for layer in model.layers if not isinstance(layer.ffn, Moe)), default=0)
-    q, kv = max(a.n_head * a.head_dim for a in attn), max(a.n_kv_head * a.head_dim for a in attn)
-    widths = (model.d, model.d, model.d, q, q, kv, kv, dense, dense)
+    q, kv = (max((h * a.head_dim for h, a in heads), default=0) for heads in ([(a.n_head, a) for a in attn], [(a.n_kv_head, a) for a in attn]))
+    widths = (model.d, model.d, model.d, q, q, kv, kv, dense, dense, max(mixed, default=0) + 160)
     n = sum(rows * (4 * w + 64) for w in widths) + rows * max(map(_act, widths))
     if moe:
         width, experts = max(m.experts.part("gate").shape[0] for m in moe), max(m.experts.n for m in moe)
         pairs = ubatch * max(m.top_k for m in moe)
         n += pairs * (4 * (2 * width + model.d) + _act(width) + 256) + ubatch * (4 * experts + 64) + 512 * experts
-    part = 4 * (32 + max(a.head_dim for a in attn) + 16)
+    part = 4 * (48 + max((a.head_dim for a in attn), default=0))
     n += n_threads * QROWS * (4 * TILE + (1 + ITEMS) * part) + 4 * n_threads * QROWS * (ctx // CHUNK + 1) * part
     return n + MAX_OUT * 4 * (model.vocab + 16) + len(model.layers) * 8192 + (1 << 16)
 
 
 def rope_bytes(model: Model, ctx: int) -> int:
-    ropes = dict.fromkeys(layer.attn.rope for layer in model.layers if layer.attn.rope)
+    ropes = dict.fromkeys(layer.attn.rope for layer in model.layers if isinstance(layer.attn, Gqa) and layer.attn.rope)
     return sum(len(r.regimes()) * ctx * r.dim * 4 for r in ropes)
 
 
@@ -176,7 +184,7 @@ def plan(model: Model, sizes: FileSizes, *, ctx: int | None = None, sessions: tu
 
     def build(n: int, s: int, k: int = least) -> MemoryPlan:
         staging = min(sizes.gather, ROWS_BYTES) + (IO_BYTES if sizes.layers else 0)
-        state = k * sum(kv_bytes(x.attn, n, s, kv) for x in model.layers)
+        state = k * sum(state_bytes(x.attn, n, s, kv) for x in model.layers)
 
         def split(groups: int) -> MemoryPlan:
             residual = groups * s * 4 * (model.d + 15) if groups > 1 else 0

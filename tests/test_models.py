@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from moegg import registry
-from moegg.arch import ConfigReader, Mlp, Moe
+from moegg.arch import ConfigReader, Gqa, Mlp, Moe
 from moegg.errors import FormatError, MoeggError, UnsupportedModel
 from tests import oracle, tiny
 from tests.reference.forward import forward
 from tests.reference.weights import gguf_meta, load_gguf, load_hf, read_safetensors
 
 ARCHS = registry.names()
-ROLES = {"embed", "norm", "attn", "dense", "router", "head", "bias"}
+ROLES = {"embed", "norm", "attn", "dense", "router", "head", "bias", "aux"}
 
 
 def describe(arch, config, **changes):
@@ -194,7 +194,7 @@ def test_biases_follow_their_keys():
 def test_tying_defaults_differ_by_class():
     for arch in ARCHS:
         absent = tiny.describe(arch, tie_word_embeddings=None)
-        assert (absent.head is None) == (arch == "gemma3")
+        assert (absent.head is None) == (arch in ("gemma3", "lfm2"))
         assert absent.embed.gather == (absent.head is not None)
         assert tiny.describe(arch, tie_word_embeddings=False).head.shape == tiny.describe(arch).embed.shape
 
@@ -282,7 +282,7 @@ def test_soft_caps_and_scale_of_gemma3():
     assert (plain.layers[0].attn.softcap, plain.logit_softcap) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", [a for a in ARCHS if a != "lfm2"])         # which knows SiLU alone and has no key for it
 def test_activations(arch):
     key = "hidden_activation" if arch == "gemma3" else "hidden_act"
     for name, act in (("silu", "silu"), ("gelu_pytorch_tanh", "gelu_tanh")):
@@ -392,6 +392,25 @@ def from_gguf(name, **changes):
 def from_meta(meta):
     module = registry.find(gguf=meta["general.architecture"])
     return module.describe(ConfigReader(module.gguf_config(meta), where="GGUF metadata"))
+
+
+def test_lfm2_widths_types_and_taps():
+    """LFM2-1.2B's config: the MLP's width is derived; layers that are not attention are convolutions of conv_L_cache taps."""
+    config = {"vocab_size": 65536, "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+              "block_ff_dim": 12288, "intermediate_size": 12288, "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0,
+              "block_multiple_of": 256, "conv_L_cache": 3, "conv_bias": False, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "norm_eps": 1e-5,
+              "rope_theta": 1e6, "max_position_embeddings": 128000}
+    model = describe("lfm2", config)
+    assert model.parameter_count() == 1170340608 and model.layers[0].ffn.up.shape == (8192, 2048)
+    assert [isinstance(x.attn, Gqa) for x in model.layers].count(True) == 6 and model.layers[0].attn.state_floats == 2 * 2048
+    assert describe("lfm2", config, block_auto_adjust_ff_dim=False).layers[0].ffn.up.shape == (12288, 2048)
+    assert describe("lfm2", config, conv_L_cache=4).layers[0].attn.conv.weight.shape == (2048, 4)
+    assert describe("lfm2", config, norm_eps=0.5).layers[3].ffn_norm.eps == 0.5
+    for key, value in (("conv_bias", True), ("layer_types", ["conv"] * 15 + ["mamba"])):
+        with pytest.raises(UnsupportedModel, match=key):
+            describe("lfm2", config, **{key: value})
+    with pytest.raises(FormatError, match="layer_types"):
+        describe("lfm2", config, layer_types=["conv"])
 
 
 def test_metadata_of_two_real_files():

@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 
 from moegg import registry
-from moegg.arch import ConfigReader, Mlp, Moe
+from moegg.arch import ConfigReader, Gqa, Mlp, Moe, ShortConv
 from tests import oracle
 
 
@@ -55,7 +55,8 @@ def gguf(path, arch, *, seed=0, qtype="F32", tokenizer=True, **changes):
     tensors, meta = to_source(model, weights(model, seed), "gguf"), gguf_metadata(model, name)
     if name == "llama":
         tensors = {k: _interleave(model, v) if k.endswith(_PERMUTED) else v for k, v in tensors.items()}
-    rope = next(x.attn.rope for x in model.layers if not x.attn.window or len({y.attn.window for y in model.layers}) == 1)
+    attn = [x.attn for x in model.layers if isinstance(x.attn, Gqa)]
+    rope = next(a.rope for a in attn if not a.window or len({b.window for b in attn}) == 1)
     scaling = dict(rope.scaling)
     match scaling.get("rope_type"):
         case "llama3" | "factors":
@@ -69,7 +70,7 @@ def gguf(path, arch, *, seed=0, qtype="F32", tokenizer=True, **changes):
     if "original_max_position_embeddings" in scaling and "rope.scaling.type" in meta:
         meta["rope.scaling.original_context_length"] = scaling["original_max_position_embeddings"]
     writer = package.GGUFWriter(path, name)
-    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
     for key, value in meta.items():
         add[type(value)](f"{name}.{key}", value)
     if tokenizer:
@@ -104,8 +105,8 @@ def to_source(model, files, kind):
 
 def gguf_metadata(model, name):
     """'<arch>.*' keys as llama.cpp's converter would write them, without the prefix."""
-    first, ffns = model.layers[0].attn, [layer.ffn for layer in model.layers]
-    full = next((layer.attn for layer in model.layers if not layer.attn.window), first)
+    attn, ffns = [layer.attn for layer in model.layers if isinstance(layer.attn, Gqa)], [layer.ffn for layer in model.layers]
+    first, full = attn[0], next((a for a in attn if not a.window), attn[0])
     meta = {"block_count": len(model.layers), "context_length": model.ctx_train, "embedding_length": model.d,
             "attention.head_count": first.n_head, "attention.head_count_kv": first.n_kv_head,
             "attention.key_length": first.head_dim, "attention.value_length": first.head_dim,
@@ -117,6 +118,9 @@ def gguf_metadata(model, name):
         if isinstance(ffn, Moe):
             meta |= {"expert_count": ffn.experts.n, "expert_used_count": ffn.top_k, "expert_weights_norm": ffn.renormalise,
                      "expert_feed_forward_length": ffn.experts.part("gate").shape[0]}
+    if convs := [layer.attn for layer in model.layers if isinstance(layer.attn, ShortConv)]:
+        meta |= {"shortconv.l_cache": convs[0].conv.weight.shape[1],
+                 "attention.head_count_kv": [getattr(layer.attn, "n_kv_head", 0) for layer in model.layers]}
     if name == "gemma3":
         local = next(layer.attn for layer in model.layers if layer.attn.window)
         meta |= {"attention.sliding_window": local.window, "rope.freq_base_swa": local.rope.theta, "attention.scale": local.scale,

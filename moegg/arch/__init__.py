@@ -7,9 +7,11 @@ A new architecture of known kinds is one module; a new kind of block is a kernel
 """
 from moegg.arch.blocks import Gqa, Mlp, Moe, Norm
 from moegg.arch.config import F32_MAX, F32_MIN, I32_MAX, ConfigReader, fits_f32
-from moegg.arch.model import Layer, Model
+from moegg.arch.mixers import PAST_MAX, SCAN_MAX, Conv, DeltaNet, Lightning, LowRank, Mamba, Mixer, ShortConv
+from moegg.arch.model import Layer, Model, walk
 from moegg.arch.rope import ROPE_TYPES, Rope, read_rope, rope_of
 from moegg.arch.tensors import ROLES, Experts, Part, Src, Tensor
 
-__all__ = ["F32_MAX", "F32_MIN", "I32_MAX", "ROLES", "ROPE_TYPES", "ConfigReader", "Experts", "Gqa", "Layer", "Mlp", "Model", "Moe", "Norm",
-           "Part", "Rope", "Src", "Tensor", "fits_f32", "read_rope", "rope_of"]
+__all__ = ["F32_MAX", "F32_MIN", "I32_MAX", "PAST_MAX", "ROLES", "ROPE_TYPES", "SCAN_MAX", "ConfigReader", "Conv", "DeltaNet", "Experts",
+           "Gqa", "Layer", "Lightning", "LowRank", "Mamba", "Mixer", "Mlp", "Model", "Moe", "Norm", "Part", "Rope", "ShortConv", "Src",
+           "Tensor", "fits_f32", "read_rope", "rope_of", "walk"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from moegg.arch.blocks import Gqa, Mlp, Moe, Norm
+from moegg.arch.mixers import Mixer
 from moegg.arch.rope import Rope
 from moegg.arch.tensors import Experts, Tensor
 
@@ -15,7 +16,7 @@ from moegg.arch.tensors import Experts, Tensor
 class Layer:
     """x += post(attn(norm(x))); x += post(ffn(norm(x))); the post norms are optional."""
     attn_norm: Norm
-    attn: Gqa
+    attn: Gqa | Mixer
     ffn_norm: Norm
     ffn: Mlp | Moe
     attn_post_norm: Norm | None = None
@@ -40,8 +41,8 @@ class Model:
         """All tensors outside expert records, in execution order: embedding, layers in field order, final norm, head."""
         out: list[Tensor] = [self.embed]
         for layer in self.layers:
-            out += _walk(layer)
-        out += _walk(self.final_norm)
+            out += walk(layer)
+        out += walk(self.final_norm)
         return out + ([self.head] if self.head else [])
 
     def experts(self) -> list[Experts]:
@@ -58,10 +59,10 @@ class Model:
                        for p in layer.ffn.experts.parts)
 
 
-def _walk(node: Any) -> Iterator[Tensor]:
+def walk(node: Any) -> Iterator[Tensor]:
     """Tensors below a block, in field order; expert records are not tensors."""
     if isinstance(node, Tensor):
         yield node
     elif is_dataclass(node) and not isinstance(node, (Experts, Rope)):
         for f in fields(node):
-            yield from _walk(getattr(node, f.name))
+            yield from walk(getattr(node, f.name))

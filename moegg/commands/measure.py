@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from moegg.arch import ConfigReader, Model
+from moegg.arch import ConfigReader, Mixer, Model
 from moegg.engine import Engine
 from moegg.engine.cpus import default_threads
 from moegg.formats.container import Container
@@ -149,11 +149,14 @@ def summary(runs: list[Run]) -> dict[str, Any]:
 def decode_bytes(container: Container, model: Model, kv: str, first: int, n: int) -> int:
     """Bytes that one decoded token reads, on average over `n` tokens from position `first` on.
 
-    Resident tensors without row-gather tables, top-k expert records per layer, and the keys and values in reach.
+    Resident tensors without row-gather tables, top-k expert records per layer, the keys and values in reach, the states of mixers.
     """
     weights = sum(t.nbytes for t in container.tensors.values() if not t.gather) + sum(e.top_k * e.record_bytes for e in container.layers)
     state = 0
     for a in (layer.attn for layer in model.layers):
+        if isinstance(a, Mixer):
+            state += 4 * a.state_floats * n
+            continue
         per_position = a.n_kv_head * (a.head_dim + -(-a.head_dim // 16) * 16) * (4 if kv == "f32" else 2)
         state += per_position * sum(min(p + 1, a.window or p + 1) for p in range(first, first + n))
     return weights + state // max(n, 1)

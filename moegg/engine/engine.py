@@ -139,6 +139,8 @@ class Engine:
         sessions = [s for s, _ in work]
         left = [sum(1 for q in queue if q[0] == i) for i in range(len(sessions))]
         seq_len = np.array([len(s) + n for s, n in zip(sessions, left, strict=True)], np.int64)
+        for s, last in zip(sessions, seq_len.tolist(), strict=True):
+            s.state.prompt(len(s), last)
         span = self.ubatch * self._groups(sessions, seq_len)
         for start in range(0, len(queue), span):
             part = queue[start:start + span]
@@ -147,17 +149,25 @@ class Engine:
                 raise Cancelled("prompt: stopped on request", "cancelled")
             seq, tokens, pos = (np.array(x, np.int32) for x in zip(*part, strict=True))
             states = [s.state for s in sessions]
-            for i in np.unique(seq):
-                states[i].extend(int(pos[seq == i].max()) + 1)
-            if len(part) <= self.ubatch:
-                capture = self._choices(len(part)) if self._trace else None
-                self._executor.run(tokens, pos, seq, states, seq_len, np.array(rows, np.int32), self._logits, capture)
-                if capture:
-                    self._trace(capture[0])
-            else:
-                groups = [np.array([r - g for r in rows if g <= r < g + self.ubatch], np.int32) for g in range(0, len(part), self.ubatch)]
-                self._executor.run_groups(tokens, pos, seq, states, seq_len, groups, self._logits,
-                                          progress and partial(_within, progress, start, len(part), len(queue)))
+            capture = self._choices(len(part)) if self._trace and len(part) <= self.ubatch else None
+            spans = [(sessions[i], *pos[seq == i][[0, -1]].tolist()) for i in np.unique(seq)]
+            for s, first, last in spans:
+                s.state.begin(first, last + 1)
+            try:
+                if len(part) <= self.ubatch:
+                    self._executor.run(tokens, pos, seq, states, seq_len, np.array(rows, np.int32), self._logits, capture)
+                else:
+                    groups = [np.array([r - g for r in rows if g <= r < g + self.ubatch], np.int32) for g in range(0, len(part), self.ubatch)]
+                    self._executor.run_groups(tokens, pos, seq, states, seq_len, groups, self._logits,
+                                              progress and partial(_within, progress, start, len(part), len(queue)))
+            except BaseException:
+                for s, _, _ in spans:
+                    s.recover()
+                raise
+            for s, _, last in spans:
+                s.state.commit(last + 1)
+            if capture:
+                self._trace(capture[0])
             for i, t, _ in part:
                 sessions[i].tokens.append(t)
                 sessions[i].logits = None

@@ -7,7 +7,7 @@ from cython cimport final
 from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
 from libc.string cimport memset
 
-from moegg.engine.structs cimport fill_attn, fill_moe, fill_op, fill_rope
+from moegg.engine.structs cimport fill_attn, fill_mixer, fill_moe, fill_op, fill_rope
 from moegg.kernels cimport _core
 from moegg.kernels.exec cimport *
 from moegg.kernels.store cimport Store
@@ -36,6 +36,10 @@ cdef class Executor:
     cdef float *residual                # [groups, ubatch, ld of buffer 0]
     cdef readonly int vocab, top_k
     cdef readonly Store store
+    cdef const mg_kv *kv[256]           # of the pass: per session
+    cdef float *const *state[256]
+    cdef int32_t mark_at[256]
+    cdef int32_t mark_slot[256]
     cdef int32_t own_flag
     cdef int32_t *flag
 
@@ -58,7 +62,7 @@ cdef class Executor:
         if self.e.pool == NULL:
             raise InternalError(f"thread pool of {n_threads} threads could not be made")
         self.n_threads = n_threads
-        part = MG_PART_HEAD + max(pad16(a.head_dim) for a in program.attn)
+        part = MG_PART_HEAD + max((pad16(a.head_dim) for a in program.attn), default=0)
         self.e.attn_scratch_floats = MG_QROWS * (MG_TILE + (1 + MG_ATTN_ITEMS) * part)
         self.e.attn_scratch = <float *>self.take(n_threads * self.e.attn_scratch_floats * 4)
         self.e.max_split_rows = 4 * n_threads * MG_QROWS
@@ -116,8 +120,9 @@ cdef class Executor:
 
     def _ops(self, program, weights: dict, moe: list, ctx: int, kv: str):
         cdef mg_op *ops = <mg_op *>self.take(len(program.ops) * sizeof(mg_op))
-        cdef mg_attn_layer *attn = <mg_attn_layer *>self.take(len(program.attn) * sizeof(mg_attn_layer))
+        cdef mg_attn_layer *attn = <mg_attn_layer *>self.take((len(program.attn) + 1) * sizeof(mg_attn_layer))
         cdef mg_moe_layer *layers = <mg_moe_layer *>self.take((len(program.moe) + 1) * sizeof(mg_moe_layer))
+        cdef mg_mixer_layer *mixers = <mg_mixer_layer *>self.take((len(program.mixers) + 1) * sizeof(mg_mixer_layer))
         cdef mg_rope *ropes = <mg_rope *>self.take((len(program.ropes) + 1) * sizeof(mg_rope))
         cdef int i
         for i, r in enumerate(program.ropes):
@@ -128,12 +133,16 @@ cdef class Executor:
                 attn[i].rope = &ropes[program.ropes.index(a.rope)]
         for i, m in enumerate(program.moe):
             fill_moe(self.arena, &layers[i], m, i, weights, moe[i])
+        for i, (m, buffers) in enumerate(program.mixers):
+            fill_mixer(self.arena, &mixers[i], m, i, weights, buffers)
         for i, op in enumerate(program.ops):
             fill_op(&ops[i], op, weights)
             if op.kv_index >= 0:
                 ops[i].attn = &attn[op.kv_index]
             if op.moe_index >= 0:
                 ops[i].moe = &layers[op.moe_index]
+            if op.mixer_index >= 0:
+                ops[i].mixer = &mixers[op.mixer_index]
         self.e.ops, self.e.n_ops = ops, len(program.ops)
 
     @property
@@ -155,11 +164,10 @@ cdef class Executor:
         Fills logits [n_out, pad16(V)] float32. capture: (idx [M, T, K] int32, w [M, T, K] float32) or None.
         Raises Cancelled, IOFailure.
         """
-        cdef const mg_kv *kv[256]
         cdef int32_t[:, :, ::1] ci
         cdef float[:, :, ::1] cw
         cdef int status
-        self._states(states, seq_len, kv)
+        self._states(states, seq_len)
         self._tokens(tokens, pos, seq, out_row, logits)
         if capture is not None:
             ci, cw = capture
@@ -174,13 +182,12 @@ cdef class Executor:
         As run, with at most groups * ubatch tokens; out_rows: [n_out] rows inside each group. progress(ops done, ops in all).
         Raises Cancelled, IOFailure: then no token of the call has been evaluated.
         """
-        cdef const mg_kv *kv[256]
         cdef int status
         cdef int32_t first = 0, end, g, n = <int32_t>len(out_rows), S = self.ubatch, T = <int32_t>len(tokens)
         cdef int64_t size = S * self.e.ld[0]
         if n > self.groups or not (n - 1) * S < T <= n * S:
             raise InternalError(f"{T} tokens in {n} groups do not fit the executor")
-        self._states(states, seq_len, kv)
+        self._states(states, seq_len)
         status = _core.exec_begin(&self.e, T)
         self._check(status)
         while first < self.e.n_ops:
@@ -198,14 +205,17 @@ cdef class Executor:
                 progress(first, self.e.n_ops)
         self._check(_core.exec_check(&self.e))
 
-    cdef _states(self, list states, seq_len, const mg_kv **kv):
+    cdef _states(self, list states, seq_len):
         cdef const int64_t[::1] n = seq_len
         cdef int i
         if len(states) > 256:
             raise InternalError(f"{len(states)} sessions do not fit the executor")
         for i, state in enumerate(states):
-            kv[i] = <const mg_kv *><uintptr_t>state.entries.ctypes.data
-        self.e.seq_len, self.e.kv, self.e.capture_idx = &n[0], kv, NULL
+            self.kv[i] = <const mg_kv *><uintptr_t>state.entries.ctypes.data
+            self.state[i] = <float *const *><uintptr_t>state.states.ctypes.data
+            self.mark_at[i], self.mark_slot[i] = state.mark_at, state.mark_slot
+        self.e.seq_len, self.e.kv, self.e.capture_idx = &n[0], self.kv, NULL
+        self.e.state, self.e.mark_at, self.e.mark_slot = self.state, self.mark_at, self.mark_slot
 
     cdef _tokens(self, tokens, pos, seq, out_row, logits):
         cdef const int32_t[::1] t = tokens

@@ -33,8 +33,9 @@ def find_weights(container: Container, model: Model, resident: int, mapped: int)
     for name, t in wanted.items():
         info = container.tensors.get(name)
         vector = len(t.shape) == 1
-        want = (t.shape, t.gather, ROW_MAJOR if vector or t.gather else INTERLEAVED, "f32" if vector else "any quant")
-        got = None if info is None else (info.shape, info.gather, info.layout, info.quant if vector else "any quant")
+        fixed = vector or t.role == "aux"                    # read by kernels that know f32 alone
+        want = (t.shape, t.gather, ROW_MAJOR if vector or t.gather else INTERLEAVED, "f32" if fixed else "any quant")
+        got = None if info is None else (info.shape, info.gather, info.layout, info.quant if fixed else "any quant")
         if got != want:
             raise refuse(f"tensor {name!r}: shape, gather, layout, quant", got, want)
         refs[name] = WeightRef((mapped if t.gather else resident) + info.offset, info.quant, *((1, t.shape[0]) if vector else t.shape), t.gather)

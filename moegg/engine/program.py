@@ -6,9 +6,9 @@ it reads the normed input XN and leaves its output in Y.
 from dataclasses import dataclass, field
 from typing import Any
 
-from moegg.arch import Gqa, Mlp, Model, Moe, Norm, Rope, Tensor
+from moegg.arch import DeltaNet, Gqa, Lightning, LowRank, Mamba, Mixer, Mlp, Model, Moe, Norm, Rope, ShortConv, Tensor
 
-X, XN, Q, K, V, ATT, Y, GATE, UP = range(9)          # residual, normed input, attention, block output, MLP halves
+X, XN, Q, K, V, ATT, Y, GATE, UP, BETA = range(10)   # residual, normed input, attention, block output, MLP halves, betas
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,19 @@ class Op:
     kv_index: int = -1
     moe: Moe | None = None
     moe_index: int = -1
+    mixer_index: int = -1
 
 
 @dataclass
 class Program:
-    """ops in order; widths: floats per buffer; attn, moe: the layers with KV state and with experts, in order."""
+    """ops in order; widths: floats per buffer; attn, moe: the layers with KV state and with experts, in order; mixers: those with a
+    float state, and the names of their buffers."""
     model: Model
     ops: list[Op] = field(default_factory=list)
-    widths: list[int] = field(default_factory=lambda: [0] * (UP + 1))
+    widths: list[int] = field(default_factory=lambda: [0] * (BETA + 1))
     attn: list[Gqa] = field(default_factory=list)
     moe: list[Moe] = field(default_factory=list)
+    mixers: list[tuple[Mixer, dict[str, int]]] = field(default_factory=list)
 
     def add(self, kind: str, **fields: Any) -> None:
         self.ops.append(Op(kind, **fields))
@@ -55,6 +58,23 @@ class Program:
     def widen(self, width: int, *buffers: int) -> None:
         for b in buffers:
             self.widths[b] = max(self.widths[b], width)
+
+    def mix(self, layer: int, mixer: Mixer, kinds: tuple[str, ...], out: int, **buffers: int) -> None:
+        """The ops `kinds` of one mixer on these buffers, the last of which leave their result in `out`; then its output product."""
+        for kind in kinds:
+            self.add(kind, layer=layer, mixer_index=len(self.mixers))
+        self.mixers.append((mixer, buffers))
+        self.project(layer, out, (mixer.o, Y))
+
+    def project(self, layer: int, src: int, *products: tuple[Tensor, int]) -> None:
+        """Products of one buffer without biases: (weight, destination)."""
+        self.add("linear", layer=layer, src=src, linears=tuple(Linear(w, None, dst) for w, dst in products))
+        for w, dst in products:
+            self.widen(w.shape[0], dst)
+
+    @property
+    def mixer_blocks(self) -> list[Mixer]:
+        return [m for m, _ in self.mixers]
 
     @property
     def moe_layers(self) -> list[int]:
@@ -106,4 +126,38 @@ def _moe(p: Program, i: int, f: Moe) -> None:
     p.moe.append(f)
 
 
-LOWER = {Gqa: _gqa, Mlp: _mlp, Moe: _moe}
+def _short_conv(p: Program, i: int, m: ShortConv) -> None:
+    p.project(i, XN, (m.b, Q), (m.c, K), (m.u, V))
+    p.mix(i, m, ("conv",), V, v=V, pre=Q, post=K)
+
+
+def _delta_net(p: Program, i: int, m: DeltaNet) -> None:
+    p.project(i, XN, (m.q, Q), (m.k, K), (m.v, V))
+    p.project(i, XN, (m.beta, BETA))
+    for weight, dst in ((m.decay, UP), (m.gate, GATE)):
+        if isinstance(weight, LowRank):
+            p.project(i, XN, (weight.down, ATT))
+            p.project(i, ATT, (weight.up, dst))
+        else:
+            p.project(i, XN, (weight, dst))
+    p.mix(i, m, ("conv", "matrix"), V, q=Q, k=K, v=V, decay=UP, beta=BETA, gate=GATE)
+
+
+def _lightning(p: Program, i: int, m: Lightning) -> None:
+    p.project(i, XN, (m.q, Q), (m.k, K), (m.v, V))
+    p.project(i, XN, (m.gate, GATE))
+    p.mix(i, m, ("matrix",), V, q=Q, k=K, v=V, gate=GATE)
+
+
+def _mamba(p: Program, i: int, m: Mamba) -> None:
+    p.project(i, XN, (m.x, V), (m.z, GATE))
+    p.add("conv", layer=i, mixer_index=len(p.mixers))
+    p.project(i, V, (m.dt, Q), (m.b, K), (m.c, ATT))
+    for norm, buf in ((m.dt_norm, Q), (m.b_norm, K), (m.c_norm, ATT)):
+        p.add("norm", layer=i, src=buf, dst=buf, norm=norm, n=norm.weight.shape[0])
+    p.add("linear", layer=i, src=Q, linears=(Linear(m.dt_up, m.dt_bias, UP),))
+    p.widen(m.dt_up.shape[0], UP)
+    p.mix(i, m, ("scan",), V, v=V, dt=UP, b=K, c=ATT, gate=GATE)
+
+
+LOWER = {Gqa: _gqa, Mlp: _mlp, Moe: _moe, ShortConv: _short_conv, DeltaNet: _delta_net, Lightning: _lightning, Mamba: _mamba}

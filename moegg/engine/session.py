@@ -26,7 +26,7 @@ class Session:
 
     def __init__(self, engine: Engine):
         self._engine = engine
-        self.state = SessionState(engine.program.attn, engine.ctx, engine.ubatch, engine.kv)
+        self.state = SessionState(engine.program.attn, engine.program.mixer_blocks, engine.ctx, engine.ubatch, engine.kv)
         self.tokens: list[int] = []
         self.logits: np.ndarray | None = None
 
@@ -34,12 +34,13 @@ class Session:
         return len(self.tokens)
 
     def reach(self, n: int) -> int:
-        """How many tokens, at most n, are kept if all after the first n are forgotten: a ring may have forgotten what they need, and
-        beyond a rope regime's limit all positions are others."""
+        """How many tokens, at most n, are kept if all after the first n are forgotten: a ring may have forgotten what they need, a
+        mixer can only go back to a mark, and beyond a rope regime's limit all positions are others."""
         last = len(self.tokens)
         if n >= last:
             return last
-        return self.state.reach(n) if n > 0 and self._engine.regime(n) == self._engine.regime(last) else 0
+        keep = self.state.reach(n) if n > 0 else 0
+        return keep if self._engine.regime(keep) == self._engine.regime(last) else 0
 
     def rewind(self, n: int) -> int:
         """Forgets all tokens after the first reach(n). Returns how many are kept."""
@@ -49,6 +50,14 @@ class Session:
             del self.tokens[keep:]
             self.logits = None
         return keep
+
+    def recover(self) -> None:
+        """After a pass that did not come to its end: what mixers made of its tokens cannot be taken back, so their last mark counts."""
+        keep = self.state.reach(len(self.tokens))
+        self.state.rewind(keep)
+        if keep < len(self.tokens):
+            del self.tokens[keep:]
+            self.logits = None
 
     def snapshot(self, n: int | None = None) -> Snapshot:
         """A copy of the state of the first reach(n) tokens (None: of all), which Session.restore of the same engine, or of one with the

@@ -2,20 +2,24 @@
 
 Arena owns the memory behind them. Shapes have been checked (loading.py); nothing here reads a weight.
 """
+import ctypes
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from libc.stdint cimport int32_t, uint8_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
 
 from moegg.kernels.exec cimport *
 
+from moegg.arch import DeltaNet, Lightning, Mamba, ShortConv
 from moegg.engine.state import pad16
 from moegg.planner import kv_positions
 from moegg.quants import QUANTS
 
 _KINDS = {"embed": MG_OP_EMBED, "norm": MG_OP_NORM, "linear": MG_OP_LINEAR, "rope_kv": MG_OP_ROPE_KV, "attention": MG_OP_ATTENTION,
-          "add": MG_OP_ADD, "glu": MG_OP_GLU, "moe": MG_OP_MOE, "head": MG_OP_HEAD, "lookahead": MG_OP_LOOKAHEAD}
+          "add": MG_OP_ADD, "glu": MG_OP_GLU, "moe": MG_OP_MOE, "head": MG_OP_HEAD, "lookahead": MG_OP_LOOKAHEAD,
+          "conv": MG_OP_CONV, "matrix": MG_OP_MATRIX, "scan": MG_OP_SCAN}
 _ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH}
 
 
@@ -109,6 +113,42 @@ cdef int fill_attn(mg_attn_layer *l, a, int index, dict weights, kv, int ctx, in
         l.q_norm, l.q_eps = vector(weights, a.q_norm.weight), a.q_norm.eps
     if a.k_norm is not None:
         l.k_norm, l.k_eps = vector(weights, a.k_norm.weight), a.k_norm.eps
+
+
+cdef int fill_conv(mg_conv *v, conv, int buf, int64_t at, dict weights) except -1:
+    v.w, v.buf, v.at = vector(weights, conv.weight), buf, at
+    v.channels, v.taps, v.dilation, v.silu = conv.weight.shape[0], conv.weight.shape[1], conv.dilation, conv.silu
+    if conv.bias is not None:
+        v.bias = vector(weights, conv.bias)
+
+
+cdef int fill_mixer(arena, mg_mixer_layer *l, m, int index, dict weights, dict buffers) except -1:
+    """buffers: program.py's names of this mixer's buffers."""
+    l.index, l.floats, l.pre, l.post = index, m.state_floats, buffers.get("pre", -1), buffers.get("post", -1)
+    l.q, l.k, l.v, l.gate_buf = (buffers.get(name, -1) for name in ("q", "k", "v", "gate"))
+    convs = (m.q_conv, m.k_conv, m.v_conv) if isinstance(m, DeltaNet) else () if isinstance(m, Lightning) else (m.conv,)
+    for i, conv in enumerate(convs):
+        fill_conv(&l.conv[i], conv, (l.q, l.k, l.v)[i] if len(convs) > 1 else l.v, l.matrix_at, weights)
+        l.matrix_at += conv.state_floats
+    l.n_conv = len(convs)
+    if isinstance(m, ShortConv):
+        return 0
+    if isinstance(m, Mamba):
+        l.dv, l.states = m.a_log.shape
+        l.a_log, l.d = vector(weights, m.a_log), vector(weights, m.d)
+        l.b, l.c, l.dt = buffers["b"], buffers["c"], buffers["dt"]
+        return 0
+    l.n_head, l.norm, l.eps = m.n_head, vector(weights, m.norm.weight), m.norm.eps
+    if isinstance(m, Lightning):
+        l.n_key_head, l.dk, l.dv, l.whole_norm = m.n_head, m.head_dim, m.head_dim, 1
+        l.fixed_decay = <const float *><uintptr_t>arena.keep(np.array(m.decays, np.float32))
+        return 0
+    l.n_key_head, l.dk, l.dv, l.delta, l.per_key = m.n_key_head, m.key_dim, m.value_dim, 1, m.decays > m.n_head
+    l.gate_silu, l.bounded, l.bound, l.q_scale = m.gate_act == "silu", m.bound != 0, m.bound, m.key_dim ** -0.5
+    l.decay_buf, l.beta_buf, l.decay_bias = buffers["decay"], buffers["beta"], vector(weights, m.decay_bias)
+    a_log = (ctypes.c_float * m.n_head).from_address(weights[m.a_log.name].address)
+    rate = np.array([math.exp(min(a, 80.0)) for a in a_log], np.float32)     # libm's doubles, rounded once: the same everywhere
+    l.decay_rate = <const float *><uintptr_t>arena.keep(np.repeat(rate, m.decays // m.n_head))
 
 
 cdef int fill_moe(arena, mg_moe_layer *l, m, int index, dict weights, ref) except -1:

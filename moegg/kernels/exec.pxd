@@ -22,6 +22,9 @@ cdef extern from "exec.h" nogil:
         MG_OP_MOE
         MG_OP_HEAD
         MG_OP_LOOKAHEAD
+        MG_OP_CONV
+        MG_OP_MATRIX
+        MG_OP_SCAN
     ctypedef struct mg_pool:
         pass
     ctypedef struct mg_mat:
@@ -64,6 +67,27 @@ cdef extern from "exec.h" nogil:
         const uint8_t *base
         int64_t stride
         const int32_t *slot
+    ctypedef struct mg_conv:
+        const float *w
+        const float *bias
+        int32_t channels, taps, dilation, silu, buf
+        int64_t at
+    ctypedef struct mg_mixer_layer:
+        int32_t index, n_conv
+        int64_t floats
+        mg_conv conv[3]
+        int32_t pre, post
+        int32_t n_head, n_key_head, dk, dv, per_key, delta, bounded, gate_silu, whole_norm
+        int32_t q, k, v, decay_buf, beta_buf, gate_buf
+        float q_scale, bound, eps
+        const float *decay_bias
+        const float *decay_rate
+        const float *fixed_decay
+        const float *norm
+        int64_t matrix_at
+        const float *a_log
+        const float *d
+        int32_t states, b, c, dt
     ctypedef struct mg_op:
         int32_t kind, layer, src, src2, src3, dst, n_mats
         int32_t mat_dst[3]
@@ -73,6 +97,7 @@ cdef extern from "exec.h" nogil:
         float eps, scale, softcap
         const mg_attn_layer *attn
         const mg_moe_layer *moe
+        const mg_mixer_layer *mixer
     ctypedef struct mg_kv:
         void *k
         void *v
@@ -116,6 +141,9 @@ cdef extern from "exec.h" nogil:
         const int32_t *pos
         const int32_t *seq
         const mg_kv *const *kv
+        float *const *const *state
+        const int32_t *mark_at
+        const int32_t *mark_slot
         const int64_t *seq_len
         const int32_t *out_row
         float *logits

@@ -3,17 +3,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from moegg.arch import Mlp
-from tests.reference import blocks
+from moegg.arch import Gqa, Mlp
+from tests.reference import blocks, mixers
 
 F32 = np.float32
 
 
 @dataclass
 class State:
-    """Keys (before rope) and values [S, G, Dh] per layer, of `n` positions evaluated so far."""
+    """Keys (before rope) and values [S, G, Dh] per layer, and the states of mixers, of `n` positions evaluated so far."""
     n: int = 0
     kv: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    mixers: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
 
 @dataclass
@@ -36,7 +37,7 @@ def forward(model, weights, ids, state=None):
     hidden, routed = [], []
     for number, layer in enumerate(model.layers):
         hidden.append(x)
-        y = _attention(layer.attn, weights, _norm(layer.attn_norm, weights, x), number, state, total)
+        y = _mixed(layer.attn, weights, _norm(layer.attn_norm, weights, x), number, state, total)
         x = x + _norm(layer.attn_post_norm, weights, y)
         h = _norm(layer.ffn_norm, weights, x)
         if isinstance(layer.ffn, Mlp):
@@ -59,7 +60,7 @@ def forward(model, weights, ids, state=None):
 def greedy(model, weights, ids, n):
     """(n greedy ids, the gap between best and second logit at each): starts anew when the rope of the sequence changes."""
     ids, out, gaps, state = list(map(int, ids)), [], [], State()
-    limits = sorted({limit for layer in model.layers if layer.attn.rope for limit, _, _ in layer.attn.rope.regimes()})
+    limits = sorted({limit for layer in model.layers if isinstance(layer.attn, Gqa) and layer.attn.rope for limit, _, _ in layer.attn.rope.regimes()})
     todo = ids
     for _ in range(n):
         logits = forward(model, weights, todo, state).logits[-1]
@@ -88,6 +89,13 @@ def _linear(x, weights, tensor, bias):
 def _mlp(m, weights, x):
     return blocks.mlp(x, weights[m.gate.name], weights[m.up.name], weights[m.down.name], m.act,
                       *(weights[b.name] if b else None for b in (m.gate_bias, m.up_bias, m.down_bias)))
+
+
+def _mixed(block, weights, x, number, state, total):
+    if isinstance(block, Gqa):
+        return _attention(block, weights, x, number, state, total)
+    y, state.mixers[number] = mixers.mix(block, weights, x, state.mixers.get(number))
+    return y
 
 
 def _attention(a, weights, x, number, state, total):

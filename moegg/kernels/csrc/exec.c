@@ -16,6 +16,9 @@ static int run_ops(mg_exec *e, int32_t first, int32_t end) {
         case MG_OP_GLU: mg_op_glu(e, op); break;
         case MG_OP_MOE: status = mg_op_moe(e, op); break;
         case MG_OP_HEAD: mg_op_head(e, op); break;
+        case MG_OP_CONV: mg_op_conv(e, op); break;
+        case MG_OP_MATRIX: mg_op_matrix(e, op); break;
+        case MG_OP_SCAN: mg_op_scan(e, op); break;
         case MG_OP_LOOKAHEAD:
             if (!e->store || !e->lookahead) break;
             mg_op_norm(e, op);

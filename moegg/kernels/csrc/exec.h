@@ -6,6 +6,7 @@
 #ifndef MOEGG_EXEC_H
 #define MOEGG_EXEC_H
 #include "kernels.h"
+#include "mixers.h"
 #include "ops.h"
 #include "store.h"
 
@@ -43,7 +44,7 @@ typedef struct {
 } mg_moe_layer;
 
 enum { MG_OP_EMBED, MG_OP_NORM, MG_OP_LINEAR, MG_OP_ROPE_KV, MG_OP_ATTENTION, MG_OP_ADD, MG_OP_GLU, MG_OP_MOE, MG_OP_HEAD,
-       MG_OP_LOOKAHEAD };
+       MG_OP_LOOKAHEAD, MG_OP_CONV, MG_OP_MATRIX, MG_OP_SCAN };
 
 typedef struct {
     int32_t kind, layer;
@@ -55,6 +56,7 @@ typedef struct {
     float eps, scale, softcap;                  /* EMBED: scale; HEAD: softcap, 0 = none */
     const mg_attn_layer *attn;
     const mg_moe_layer *moe;
+    const mg_mixer_layer *mixer;
 } mg_op;
 
 #define MG_ATTN_ITEMS 16     /* attention items that share one walk over the keys */
@@ -93,6 +95,8 @@ typedef struct {
     int32_t n_tokens, n_out;
     const int32_t *token, *pos, *seq;           /* [n_tokens]; seq: index into kv */
     const mg_kv *const *kv;                     /* [seq][kv_index] */
+    float *const *const *state;                 /* [seq][mg_mixer_layer.index]: the live state, then its marks */
+    const int32_t *mark_at, *mark_slot;         /* [seq] before which position the states are copied, to which mark; -1: not */
     const int64_t *seq_len;                     /* [seq] length of the whole sequence being evaluated: picks the rope regime */
     const int32_t *out_row;                     /* [n_out] rows that need logits */
     float *logits;                              /* [n_out, ld_logits] */

@@ -39,5 +39,8 @@ void mg_op_glu(mg_exec *e, const mg_op *op);
 void mg_op_head(mg_exec *e, const mg_op *op);
 int mg_op_moe(mg_exec *e, const mg_op *op);              /* MG_OK, MG_E_CANCEL, MG_E_FETCH */
 void mg_op_lookahead(mg_exec *e, const mg_op *op);
+void mg_op_conv(mg_exec *e, const mg_op *op);            /* mixers.c */
+void mg_op_matrix(mg_exec *e, const mg_op *op);
+void mg_op_scan(mg_exec *e, const mg_op *op);
 
 #endif

@@ -1,3 +1,5 @@
-/* ops_generic.c - the float kernels of ops_body.h at level generic. */
+/* ops_generic.c - the float kernels of ops_body.h and mixers_body.h at level generic. */
 #include "ops_body.h"
+#include "mixers_body.h"
 MG_OP_TABLE(mg_ops_generic);
+MG_MIXER_TABLE(mg_mixers_generic);
