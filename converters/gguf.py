@@ -1,4 +1,4 @@
-"""GGUFSource: one GGUF file as a source; blocks pass through unchanged under `keep`, or are decoded to floats.
+"""GGUFSource: a GGUF model, in one file or in parts, as a source; blocks pass through unchanged under `keep`, or are decoded to floats.
 
 What a GGUF says with tensors instead of keys (an own output matrix, rope factors) is handed to the architecture module beside
 the metadata. All metadata is kept, with its types, so that an export can be exact.
@@ -15,30 +15,31 @@ from moegg.converters.gguf_tokenizer import generation_config_from_gguf, tokeniz
 from moegg.converters.hf import dump, inline_templates
 from moegg.converters.source import SourceTensor, clean_name, source_quant
 from moegg.errors import FormatError, UnsupportedModel
-from moegg.formats.gguf import GGUFFile
+from moegg.formats.gguf_split import GGUFSet
 
 VECTOR_LIMIT = 4096                 # elements of a tensor that a config may be made of: rope factors have head_dim / 2
 
 
 class GGUFSource:
     """A GGUF file. Raises NotFound, FormatError, UnsupportedModel, IOFailure; see source.Source for the attributes."""
-    kind = "gguf"
+    kind, default_quant = "gguf", "keep"
 
     def __init__(self, path: Path):
-        self.path, self.warnings, self.paths = path, [], [path]
-        self._file = GGUFFile.open(path)
+        self.path, self.warnings = path, []
+        self._file = GGUFSet.open(path)
+        self.paths, self.files = self._file.paths, self._file.files
         meta = self._file.metadata
-        _refuse_partial(meta, path)
+        if meta.get("general.type", "model") != "model":
+            raise UnsupportedModel(f"{path}: holds a {meta['general.type']!r:.40}, expected a model", "gguf-kind")
         self.module = registry.find(gguf=self._text("general.architecture"))
-        self.stem = path.name.removesuffix(".gguf")
+        self.stem = self._file.stem
         self.name = clean_name(str(meta.get("general.name") or self.stem))
-        self.files = {path.name: self._file.size}
         self.tensors = {n: SourceTensor(n, t.shape, t.quant, source_quant(t.quant)) for n, t in self._file.tensors.items()}
         self.config = self._config(meta)
         licence = meta.get("general.license")
         self.provenance: dict[str, Any] = {"license": licence[:200] if isinstance(licence, str) else None}
         self.sections = {"source_config": ("application/json", dump(self.config)),
-                         "gguf_metadata": ("application/json", _metadata_json(self._file))}
+                         "gguf_metadata": ("application/json", self._metadata_json())}
         self._texts(meta)
 
     def _texts(self, meta: dict[str, Any]) -> None:
@@ -82,29 +83,22 @@ class GGUFSource:
         except KeyError as e:
             raise FormatError(f"{self.path}: missing key {e.args[0]!r}", "gguf-key") from None
 
+    def _metadata_json(self) -> bytes:
+        """What an export needs: {"version", "alignment", "kv": [[key, type, value], ...], "tensors": [[name, type, shape], ...],
+        "values": {name: floats} of tensors that went into the config}, in file order; floats that JSON lacks as strings."""
+        def value(v: Any) -> Any:
+            if isinstance(v, list):
+                return [value(x) for x in v] if v and isinstance(v[0], float) else v
+            return str(v) if isinstance(v, float) and not math.isfinite(v) else v
+
+        f, small = self._file, self.module.NAMES.get("gguf_config_tensors", ())
+        kept = {"version": f.version, "alignment": f.alignment, "kv": [[k, f.kinds[k], value(v)] for k, v in f.metadata.items()],
+                "tensors": [[n, t.quant, list(t.shape)] for n, t in f.tensors.items()],
+                "values": {n: value(self._vector(self.tensors[n])) for n in small if n in self.tensors}}
+        return json.dumps(kept, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
     def _vector(self, t: SourceTensor) -> list[float]:
         if t.dtype != "f32" or len(t.shape) != 1 or t.shape[0] > VECTOR_LIMIT:
             raise FormatError(f"{self.path}: tensor {t.name!r}: {t.dtype} {list(t.shape)}, expected a short f32 vector",
                               "arch-shape")
         return self._file.read(t.name).view("<f4")[0].tolist()
-
-
-def _refuse_partial(meta: dict[str, Any], path: Path) -> None:
-    parts = meta.get("split.count", 1)
-    if isinstance(parts, int) and parts > 1:
-        raise UnsupportedModel(f"{path}: is one of {parts} parts of a model; expected one file: join them with "
-                               "llama-gguf-split --merge", "gguf-split")
-    if meta.get("general.type", "model") != "model":
-        raise UnsupportedModel(f"{path}: holds a {meta['general.type']!r:.40}, expected a model", "gguf-kind")
-
-
-def _metadata_json(file: GGUFFile) -> bytes:
-    """{"version", "alignment", "kv": [[key, type, value], ...]} in file order; floats that JSON lacks as strings."""
-    def value(v: Any) -> Any:
-        if isinstance(v, list):
-            return [value(x) for x in v] if v and isinstance(v[0], float) else v
-        return str(v) if isinstance(v, float) and not math.isfinite(v) else v
-
-    kv = [[k, file.kinds[k], value(v)] for k, v in file.metadata.items()]
-    return json.dumps({"version": file.version, "alignment": file.alignment, "kv": kv}, ensure_ascii=False,
-                      separators=(",", ":"), allow_nan=False).encode()

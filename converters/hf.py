@@ -3,17 +3,19 @@
 Reads only plain files directly in the folder (and additional_chat_templates/), each below a limit. Texts, which are packed as
 they are, may be symlinks to files of the folder and of hub caches only, or a README.md could carry any file of this machine away;
 weights may be links to anywhere. A link to nothing, as cut off downloads leave, is never taken for an absent file.
-Refuses folders whose weights are quantised in a way that needs more than one tensor per matrix.
+Weights that are quantised in more than one tensor per matrix: packed.py, which refuses the kinds it does not know.
 """
 import json
 import os
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from moegg import registry
+from moegg.converters.packed import find_packed, settings
 from moegg.converters.source import SourceTensor, clean_name, source_quant
 from moegg.errors import FormatError, NotFound, UnsupportedModel
 from moegg.formats.rawfile import RawFile
@@ -37,7 +39,7 @@ class HFSource:
             found = f"; it holds GGUF files, convert one of them: {', '.join(ggufs[:5])}" if ggufs else ""
             raise NotFound(f"{folder}: no config.json; expected a Hugging Face model folder or a GGUF file{found}", "source-config")
         self.config = _object(text, folder / "config.json")
-        _refuse_quantised(self.config, folder)
+        settings(self.config, str(folder))
         self.module = _find_module(self.config)
         self.stem, revision = _identity(folder)
         self.name = clean_name(self.stem)
@@ -45,6 +47,7 @@ class HFSource:
         self.files = self._set.files
         self.paths += [folder / INDEX, *(folder / name for name in self.files)]
         self.tensors = {n: SourceTensor(n, t.shape, t.dtype, source_quant(t.dtype)) for n, t in self._set.tensors.items()}
+        self._unpack(str(folder))
         if self._set.unlisted:
             names = ", ".join(map(repr, self._set.unlisted[:5]))
             self.warnings.append(f"{folder}: {len(self._set.unlisted)} tensors that the index omits are left out: {names}")
@@ -58,7 +61,22 @@ class HFSource:
         if licence := self._licence():
             self.sections["license"] = ("text/plain", licence)
 
+    def _unpack(self, where: str) -> None:
+        """Matrices kept as several tensors take their place; tells of those that no quant holds."""
+        self._packed = {p.name: p for p in find_packed(self._set.tensors, self.config, where)}
+        for p in self._packed.values():
+            for part in p.parts:
+                self.tensors.pop(part, None)
+        for p in self._packed.values():
+            self.tensors[p.name] = SourceTensor(p.name, p.shape, p.kind, p.quant)
+        decoded = Counter(p.kind for p in self._packed.values() if p.quant == "f32")
+        self.warnings += [f"{where}: {n} {kind} {'matrices are' if n > 1 else 'matrix is'} of a kind or width that no quant holds; decoded "
+                          "to f32, which keep leaves and other recipes round anew" for kind, n in sorted(decoded.items())]
+        self.default_quant = "keep" if len(self._packed) > decoded.total() else "q4"
+
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        if name in self._packed:
+            return self._packed[name].rows(self._set.read, start, stop)
         x = self._set.read(name, start, stop)
         return x.reshape(stop - start, -1).view(np.uint8)
 
@@ -184,16 +202,6 @@ def _find_module(config: dict[str, Any]):
     if isinstance(config.get("model_type"), str):
         return registry.find(model_type=config["model_type"])
     raise FormatError("config.json: missing key: got neither 'architectures' nor 'model_type'", "config-missing")
-
-
-def _refuse_quantised(config: dict[str, Any], folder: Path) -> None:
-    for key in ("quantization_config", "quantization"):
-        text = config.get("text_config")
-        q = config.get(key) or (text.get(key) if isinstance(text, dict) else None)
-        if q:
-            method = q.get("quant_method") or q.get("mode") or q.get("bits") if isinstance(q, dict) else q
-            raise UnsupportedModel(f"{folder}: config.json: {key!r} says {method!r:.60}; expected weights in bf16, f16 or f32: "
-                                   "convert the checkpoint that this one was made from", "source-quantised")
 
 
 def _open_weights(folder: Path) -> SafetensorsSet:

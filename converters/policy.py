@@ -10,7 +10,7 @@ from moegg.quants import QUANTS
 
 ALWAYS_F32 = frozenset({"norm", "bias", "router", "aux"})
 # llama-quant.cpp: tensor_type_fallback
-FALLBACK = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
+FALLBACK = {"q2_k": "iq4_nl", "q3_k": "iq4_nl", "iq4_xs": "iq4_nl", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,10 @@ RECIPES = {r.name: r for r in (
     # 4 bits with per-32 scales where the bytes are; 8 bits for what every token passes through.
     Recipe("q4", 1, {"": "q8_0", "expert": "q4_0", "dense": "q4_0"}),
 )}
-DEFAULTS = {"safetensors": "q4", "gguf": "keep"}
 
 
-def find_recipe(name: str | None, kind: str) -> Recipe:
-    """The recipe `name`, or the default for a source kind. Raises UsageError."""
-    name = name or DEFAULTS[kind]
+def find_recipe(name: str) -> Recipe:
+    """The recipe `name`. Raises UsageError."""
     if name not in RECIPES:
         raise UsageError(f"--quant: got {name!r}, expected one of {', '.join(RECIPES)}", "usage")
     return RECIPES[name]

@@ -72,7 +72,7 @@ def convert(source_path: str | os.PathLike, out_path: str | os.PathLike | None =
             progress: Callable[[int, int], None] | None = None, warn: Callable[[str], None] | None = None) -> ConvertResult:
     """Converts a Hugging Face folder or a GGUF file to one .moegg file; with `dry_run` reads no weights and writes nothing.
 
-    quant: a recipe's name, by default q4 for safetensors and keep for GGUF. out_path: by default NAME-RECIPE.moegg (keep:
+    quant: a recipe's name, by default q4 for safetensors, keep for GGUF and for safetensors that are quantised. out_path: by default NAME-RECIPE.moegg (keep:
     NAME.moegg) in the current folder. on_plan(plan, file_bytes) is called before any weight is read, warn(line) then and at the
     end; progress(done, total) counts weight bytes.
     Raises UsageError, NotFound, FormatError, UnsupportedModel, NoRoom, IOFailure; then nothing is left behind.
@@ -81,7 +81,7 @@ def convert(source_path: str | os.PathLike, out_path: str | os.PathLike | None =
         _check_target(Path(out_path), Path(source_path), force, dry_run, warn)
     source = open_source(source_path)
     try:
-        recipe = find_recipe(quant, source.kind)
+        recipe = find_recipe(quant or source.default_quant)
         out = Path(out_path) if out_path is not None else Path(_default_name(source, recipe.name))
         if out_path is None:
             _check_target(out, Path(source_path), force, dry_run, warn)

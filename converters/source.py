@@ -38,6 +38,7 @@ class Source(Protocol):
     sections: dict[str, tuple[str, bytes]]          # container section -> (media type, content)
     provenance: dict[str, Any]
     warnings: list[str]
+    default_quant: str                              # the recipe where none is asked for
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
         """Rows [start:stop] of a tensor with leading axes flattened: uint8 [n, row_bytes]."""
@@ -81,11 +82,21 @@ class View:
 
     def blocks(self, start: int, stop: int) -> np.ndarray:
         """Rows [start:stop] as stored: uint8 [n, row_bytes]. Only where `exact`."""
-        at = self._places(np.arange(start, stop))
+        at = self.places(np.arange(start, stop))
         x = self._read(self.first + int(at[0]), self.first + int(at[-1]) + 1)
         return np.ascontiguousarray(x if len(at) == len(x) else x[at - at[0]])
 
-    def _places(self, i: np.ndarray) -> np.ndarray:
+    @property
+    def reversible(self) -> bool:
+        """True if places() say where the stored bytes of this view are: nothing is added or transposed."""
+        return not (self.src.transpose or self.src.add)
+
+    @property
+    def first_place(self) -> int:
+        """The stored row (element, of vectors) of the tensor that places() counts from."""
+        return self.first * (self.stored[-1] if len(self.shape) == 1 else 1)
+
+    def places(self, i: np.ndarray) -> np.ndarray:
         """Which rows of the stored matrix (elements of the vector) the i-th of this view are, ascending."""
         first, stop, step = self.src.rows or (0, self.shape[0], 1)
         groups = self.src.groups or 1
@@ -105,7 +116,7 @@ class View:
             if self.src.transpose:
                 x = x.T
             if self.src.rows:
-                at = self._places(np.arange(self.shape[0]))
+                at = self.places(np.arange(self.shape[0]))
                 x = x[at] if len(self.shape) > 1 else x[:, at]
             x = np.ascontiguousarray(x[start:stop])
         else:
@@ -118,9 +129,9 @@ class View:
     def element(self, row: int, col: int) -> str:
         """The place in the source tensor of element (row, col) of this view: 'name[3, 17]'."""
         if len(self.shape) == 1:
-            place = [int(self._places(np.array([col]))[0])]
+            place = [int(self.places(np.array([col]))[0])]
         else:
-            place = [int(self._places(np.array([row]))[0]), col]
+            place = [int(self.places(np.array([row]))[0]), col]
             if self.src.transpose:
                 place.reverse()
         if self.src.stacked:

@@ -42,7 +42,7 @@ TYPES = {i: GGMLType(*t) for i, t in {
 }.items()}
 
 # Metadata value types: id -> (name, struct code). 8 string and 9 array are read by code.
-_SCALARS = {0: ("u8", "B"), 1: ("i8", "b"), 2: ("u16", "H"), 3: ("i16", "h"), 4: ("u32", "I"), 5: ("i32", "i"), 6: ("f32", "f"),
+SCALARS = {0: ("u8", "B"), 1: ("i8", "b"), 2: ("u16", "H"), 3: ("i16", "h"), 4: ("u32", "I"), 5: ("i32", "i"), 6: ("f32", "f"),
             7: ("bool", "?"), 10: ("u64", "Q"), 11: ("i64", "q"), 12: ("f64", "d")}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
@@ -200,9 +200,9 @@ def _value(c: _Cursor, key: str) -> tuple[Any, str]:
 
 
 def _scalar(c: _Cursor, kind: int, what: str) -> tuple[str, str]:
-    if kind not in _SCALARS:
+    if kind not in SCALARS:
         raise c.bad(f"{what}: value type {kind}, expected 0 to 12")
-    return _SCALARS[kind]
+    return SCALARS[kind]
 
 
 def _bools(c: _Cursor, data: np.ndarray, what: str) -> np.ndarray:

@@ -4,6 +4,7 @@ Usage: moegg [options] [COMMAND] [ARGUMENTS...]
 
 Commands:
   convert      make a .moegg file from a Hugging Face folder or a GGUF file
+  export       write a file that was made from a GGUF back as a GGUF
   run          answer a prompt, or chat on the terminal
   server       serve a model to other programs over HTTP
   inspect      show what a file holds
@@ -34,7 +35,7 @@ from moegg import __version__, log
 from moegg.commands.options import did_you_mean, parse
 from moegg.errors import ExitStatus, InternalError, IOFailure, MoeggError, UsageError
 
-COMMANDS = ("convert", "run", "server", "inspect", "verify", "list", "rm", "tokenize", "perplexity", "forward", "bench", "doctor")
+COMMANDS = ("convert", "export", "run", "server", "inspect", "verify", "list", "rm", "tokenize", "perplexity", "forward", "bench", "doctor")
 QUICK_START = """
 Quick start:
   moegg run demo "Once upon a time"

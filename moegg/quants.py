@@ -13,7 +13,10 @@ ROW_MAJOR, INTERLEAVED = "row-major", "interleaved"
 
 @dataclass(frozen=True)
 class Quant:
-    """One storage format. units: bytes of each unit of a block (of a 4-byte element pair for f16 and bf16), in order."""
+    """One storage format. units: bytes of each unit of a block (of a 4-byte element pair for f16 and bf16), in order.
+
+    act: 'A8' or 'F32', the activation format that its kernels read.
+    """
     id: int
     name: str
     block_elems: int
@@ -23,7 +26,8 @@ class Quant:
 
     @property
     def is_float(self) -> bool:
-        return self.act == "F32"
+        """True for f32, f16 and bf16: one element per block, no scale."""
+        return self.block_elems == 1
 
     @property
     def bpw(self) -> float:
@@ -51,7 +55,7 @@ class Quant:
 def _load() -> dict[str, Quant]:
     text = (Path(__file__).parent / "kernels" / "csrc" / "quants.def").read_text()
     table = {}
-    for m in re.finditer(r'^Q\(\s*(\d+), (\w+),\s*(\d+),\s*(\d+), (\w+),\s*"([^"]+)"\)', text, re.M):
+    for m in re.finditer(r'^(?:Q|PLAIN)\(\s*(\d+), (\w+),\s*(\d+),\s*(\d+), (\w+),\s*"([^"]+)"\)', text, re.M):
         units = tuple(int(s) for part in m[6].split() for s, n in [part.split("x")] for _ in range(int(n)))
         table[m[2]] = Quant(int(m[1]), m[2], int(m[3]), int(m[4]), m[5], units)
     return table

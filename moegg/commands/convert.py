@@ -9,7 +9,7 @@ FILE.partial; Ctrl-C and SIGTERM remove that.
 Options:
   -o, --out=FILE           the file to write
   --quant=RECIPE           q4, q8, f16, bf16, f32, or keep, which takes the source's own quants over
-                           (default: q4 for safetensors, keep for GGUF)
+                           (default: keep for GGUF and quantised safetensors, else q4)
   --dry-run                print the plan and the size; read no weights, write nothing
   --force                  replace an existing file
   --json                   print one JSON object
@@ -36,7 +36,7 @@ def main(args: dict[str, Any]) -> ExitStatus:
         if not args["--json"]:
             (print if args["--dry-run"] else log.info)("\n".join([*plan.lines(), f"  file: {fmt_bytes(file_bytes)}"]))
 
-    with _removing_when_told_to_end(), bar("convert") as progress:
+    with removing_when_told_to_end(), bar("convert") as progress:
         result = convert(args["SOURCE"], args["--out"], args["--quant"], force=args["--force"], dry_run=args["--dry-run"],
                          on_plan=show, progress=progress, warn=log.warn)
     if args["--json"]:
@@ -48,7 +48,7 @@ def main(args: dict[str, Any]) -> ExitStatus:
 
 
 @contextmanager
-def _removing_when_told_to_end() -> Iterator[None]:
+def removing_when_told_to_end() -> Iterator[None]:
     """SIGTERM, and SIGHUP of a closed terminal unless nohup ignores it, end the block as Ctrl-C does, so that it can clean up."""
     def stop(signum: int, frame: Any) -> None:
         raise KeyboardInterrupt

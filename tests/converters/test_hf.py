@@ -157,9 +157,7 @@ def test_the_path_on_its_authors_disk_is_not_carried_along(make_hf):
 
 
 @pytest.mark.parametrize("more, says", [
-    ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
-    ({"quantization": {"bits": 4, "group_size": 64}}, "4"),
     ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, "awq"), ({"quantization_config": 5}, "5")])
 def test_quantised_checkpoints_are_refused_by_name(make_hf, more, says):
     folder = make_hf()

@@ -42,6 +42,6 @@ def test_every_role_of_the_vocabulary_has_a_quant_in_every_recipe():
 
 
 def test_defaults_and_unknown_recipes():
-    assert find_recipe(None, "safetensors").name == "q4" and find_recipe(None, "gguf").name == "keep"
+    assert find_recipe("q4").name == "q4" and find_recipe("keep").quants is None
     with pytest.raises(UsageError, match="q5.*keep, f32"):
-        find_recipe("q5", "gguf")
+        find_recipe("q5")

@@ -37,7 +37,7 @@ size_t mg_row_bytes(int quant, int64_t cols) {
 
 size_t mg_group_bytes(int quant, int64_t cols) {
     const size_t row = mg_row_bytes(quant, cols);
-    return MG_GROUP * (QUANTS[quant].act == MG_ACT_F32 ? (row + 3) & ~(size_t)3 : row);  /* f16, bf16: whole units */
+    return MG_GROUP * (QUANTS[quant].block_elems == 1 ? (row + 3) & ~(size_t)3 : row);  /* f16, bf16: whole units */
 }
 
 /* --- levels ----------------------------------------------------------------------------------------------------------- */

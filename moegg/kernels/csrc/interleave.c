@@ -14,7 +14,7 @@ static cut cut_of(int quant, int64_t cols) {
     const mg_quant *q = mg_quant_get(quant);
     cut c = {.n_blocks = cols / q->block_elems, .block_bytes = q->block_bytes, .row_bytes = mg_row_bytes(quant, cols),
              .group_bytes = mg_group_bytes(quant, cols)};
-    if (q->act == MG_ACT_F32) {
+    if (q->block_elems == 1) {
         c.n_blocks = 1;
         c.block_bytes = c.group_bytes / MG_GROUP;
         c.runs[c.n_runs++] = (run){4, c.block_bytes / 4};
@@ -37,7 +37,8 @@ static void move_row(const cut *c, uint8_t *group, int r, uint8_t *row, int in) 
             uint8_t *lane = group + size * r;
             for (size_t u = 0; u < c->runs[k].count; u++, lane += MG_GROUP * size) {
                 if (size == 4 && left >= 4) in ? memcpy(lane, row, 4) : memcpy(row, lane, 4);
-                else if (left >= 2) in ? memcpy(lane, row, 2) : memcpy(row, lane, 2);
+                else if (size >= 2 && left >= 2) in ? memcpy(lane, row, 2) : memcpy(row, lane, 2);
+                else if (size == 1) in ? (*lane = *row) : (*row = *lane);
                 row += size;
                 left -= size < left ? size : left;
             }
@@ -61,7 +62,7 @@ void mg_deinterleave(int quant, const void *src, int64_t rows, int64_t cols, voi
 /* Block by block through a buffer of one block, so that no row-sized scratch is needed. */
 void mg_dequant_interleaved_row(int quant, const void *matrix, int64_t row, int64_t cols, float *dst) {
     const mg_quant *q = mg_quant_get(quant);
-    const int pair = q->act == MG_ACT_F32;                              /* two elements, or one f32, per 4-byte unit */
+    const int pair = q->block_elems == 1;                               /* two elements, or one f32, per 4-byte unit */
     const int step = pair ? 4 / q->block_bytes : q->block_elems;
     cut c = cut_of(quant, pair ? step : q->block_elems);
     const uint8_t *group = (const uint8_t *)matrix + row / MG_GROUP * mg_group_bytes(quant, cols);

@@ -1,4 +1,4 @@
-/* quantize.c - floats to blocks: plain rounding and the better scale searches. What the codes mean: values.c.
+/* quantize.c - floats to blocks: plain rounding and the better scale searches. What the codes mean: values.c; other rows: quantize_grid.c.
  *
  * Plain rounding (f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1) equals ggml's reference bit for bit, in the order of
  * operations of its gguf package (gguf-py quants.py). The searches follow the idea of ggml's make_qx_quants and make_qkx2_quants
@@ -8,35 +8,15 @@
 #include "fp16.h"
 #include "kernels.h"
 #include "quants.h"
-
-static float clamp(float v, float lo, float hi) { v = v > lo ? v : lo; return v < hi ? v : hi; }       /* NaN: lo */
-static float nearest(float v) { return v + 12582912.0f - 12582912.0f; }           /* to even; |v| below 2^22 */
-static float to_f16(float v) { return mg_f16_to_f32(mg_f32_to_f16(v)); }
-static float inverse(float d) { return d ? 1 / d : 0; }
-
-/* The element of largest magnitude, sign kept; the first of equals. */
-static float extreme(const float *x, int n) {
-    float best = fabsf(x[0]), top = x[0];
-    for (int i = 1; i < n; i++)
-        if (fabsf(x[i]) > best) best = fabsf(x[i]), top = x[i];
-    return top;
-}
-
-static void range(const float *x, int n, float *lo, float *hi) {
-    *lo = *hi = x[0];
-    for (int i = 1; i < n; i++) {
-        if (x[i] < *lo) *lo = x[i];
-        if (x[i] > *hi) *hi = x[i];
-    }
-}
+#include "quantize_int.h"
 
 /* --- floats ------------------------------------------------------------------------------------------------------------- */
 
-static void quant_f32(const float *x, mg_f32 *b, int64_t n, int search) { memcpy(b, x, (size_t)n * 4); }
-static void quant_f16(const float *x, mg_f16 *b, int64_t n, int search) {
+QUANT(f32) { memcpy(b, x, (size_t)n * 4); }
+QUANT(f16) {
     for (int64_t i = 0; i < n; i++) b[i] = mg_f32_to_f16(x[i]);
 }
-static void quant_bf16(const float *x, mg_bf16 *b, int64_t n, int search) {
+QUANT(bf16) {
     for (int64_t i = 0; i < n; i++) b[i] = mg_f32_to_bf16(x[i]);
 }
 
@@ -182,8 +162,6 @@ static mg_f16 affine(const float *x, int top, int search, mg_f16 *m_out, uint8_t
     *m_out = mg_f32_to_f16(lo);
     return mg_f32_to_f16(d);
 }
-
-#define QUANT(name) static void quant_##name(const float *x, mg_##name *b, int64_t n, int search)
 
 QUANT(q4_0) {
     for (uint8_t q[32]; n > 0; n--, b++, x += 32) {
@@ -360,7 +338,7 @@ QUANT(q6_k) {
 
 int mg_quant_row(int quant, const float *src, void *dst, int64_t cols, int search) {
     switch (quant) {
-#define Q(id, name, elems, bytes, act, units) case id: quant_##name(src, dst, cols / elems, search); return MG_OK;
+#define Q(id, name, elems, bytes, act, units) case id: mg_quant_##name(src, dst, cols / elems, search); return MG_OK;
 #include "quants.def"
 #undef Q
     }

@@ -1,7 +1,7 @@
 /* values.c - blocks to floats: what the codes of every row of quants.def mean.
  *
- * The values equal ggml's bit for bit, in the order of operations of its gguf package (gguf-py quants.py): f32, rounded after each
- * step. Whatever the bytes are, the result is defined and nothing beyond the row is read.
+ * The values of ggml's types equal its own bit for bit, in the order of operations of its gguf package (gguf-py quants.py): f32,
+ * rounded after each step. Whatever the bytes are, the result is defined and nothing beyond the row is read.
  */
 #include "fp16.h"
 #include "kernels.h"
@@ -45,6 +45,16 @@ DEQUANT(q5_1) {
 DEQUANT(q8_0) {
     for (; n > 0; n--, b++)
         for (int i = 0; i < 32; i++) *x++ = b->qs[i] * mg_f16_to_f32(b->d);
+}
+
+DEQUANT(iq4_nl) {
+    for (; n > 0; n--, b++)
+        for (int i = 0; i < 32; i++) *x++ = mg_f16_to_f32(b->d) * mg_iq4_grid[nibble(b->qs, i)];
+}
+
+DEQUANT(mxfp4) {
+    for (; n > 0; n--, b++)
+        for (int i = 0; i < 32; i++) *x++ = mg_e8m0_half(b->e) * mg_fp4_grid[nibble(b->qs, i)];
 }
 
 /* --- super-blocks of 256 ------------------------------------------------------------------------------------------------ */
@@ -102,6 +112,74 @@ DEQUANT(q6_k) {
             const int q = (b->ql[64 * h + 32 * (k % 2) + i] >> k / 2 * 4 & 15) | (b->qh[32 * h + i] >> 2 * k & 3) << 4;
             *x++ = mg_f16_to_f32(b->d) * b->scales[e / 16] * (q - 32);
         }
+}
+
+/* The sub-blocks' 6-bit scales: nibbles, then bits 4 and 5 two by two. */
+DEQUANT(iq4_xs) {
+    for (; n > 0; n--, b++)
+        for (int j = 0; j < 8; j++) {
+            const int sc = ((b->scales_l[j / 2] >> j % 2 * 4 & 15) | (b->scales_h >> 2 * j & 3) << 4) - 32;
+            const float d = mg_f16_to_f32(b->d) * sc;
+            for (int i = 0; i < 32; i++) *x++ = d * mg_iq4_grid[nibble(b->qs + 16 * j, i)];
+        }
+}
+
+/* Trit k of a byte: the byte is the fraction 0.trits in base three, times 256, rounded up. */
+static int trit(uint8_t v, int k) {
+    static const uint8_t power[5] = {1, 3, 9, 27, 81};
+    return (uint8_t)(v * power[k]) * 3 >> 8;
+}
+
+/* 32 bytes of five trits, 16 of five, 4 of four; trit k of all bytes of a run, then trit k + 1. */
+DEQUANT(tq1_0) {
+    for (; n > 0; n--, b++)
+        for (int e = 0; e < 256; e++) {
+            const int f = e - 160, g = e - 240;
+            const int q = f < 0 ? trit(b->qs[e % 32], e / 32) : g < 0 ? trit(b->qs[32 + f % 16], f / 16) : trit(b->qh[g % 4], g / 4);
+            *x++ = mg_f16_to_f32(b->d) * (q - 1);
+        }
+}
+
+DEQUANT(tq2_0) {
+    for (; n > 0; n--, b++)
+        for (int e = 0; e < 256; e++) *x++ = mg_f16_to_f32(b->d) * (crumb(b->qs, e) - 1);
+}
+
+/* --- blocks of 64 and 128 ------------------------------------------------------------------------------------------------- */
+
+DEQUANT(nvfp4) {
+    for (; n > 0; n--, b++)
+        for (int e = 0; e < 64; e++) {
+            const int q = b->qs[e / 16 * 8 + e % 8] >> e % 16 / 8 * 4 & 15;
+            *x++ = mg_ue4m3_half(b->d[e / 16]) * mg_fp4_grid[q];
+        }
+}
+
+DEQUANT(ternary) {
+    for (; n > 0; n--, b++)
+        for (int e = 0; e < 128; e++) *x++ = mg_bf16_to_f32(b->d) * (crumb(b->qs, e) - 1);
+}
+
+static int half_nibble(const uint8_t *qs, int e) { return qs[e % 32] >> e / 32 * 4 & 15; }
+
+DEQUANT(mlx4) {
+    for (; n > 0; n--, b++)
+        for (int e = 0; e < 64; e++) *x++ = mg_bf16_to_f32(b->d) * half_nibble(b->qs, e) + mg_bf16_to_f32(b->m);
+}
+
+DEQUANT(mlx4_f16) {
+    for (; n > 0; n--, b++)
+        for (int e = 0; e < 64; e++) *x++ = mg_f16_to_f32(b->d) * half_nibble(b->qs, e) + mg_f16_to_f32(b->m);
+}
+
+DEQUANT(fp8_32) {
+    for (; n > 0; n--, b++)
+        for (int i = 0; i < 32; i++) *x++ = mg_e4m3_scaled(b->qs[i], mg_float_of(mg_ld32(b->d)));
+}
+
+DEQUANT(fp8_128) {
+    for (; n > 0; n--, b++)
+        for (int i = 0; i < 128; i++) *x++ = mg_e4m3_scaled(b->qs[i], mg_float_of(mg_ld32(b->d)));
 }
 
 /* --- by id -------------------------------------------------------------------------------------------------------------- */

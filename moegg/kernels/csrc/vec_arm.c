@@ -7,6 +7,7 @@
 
 #include "fp16.h"
 #include "kernels.h"
+#include "quants.h"
 
 #define OP static inline __attribute__((always_inline))
 #define LANES 4
@@ -22,6 +23,12 @@ OP iv ld(const void *p) { return from_u8(vld1q_u8(p)); }
 OP iv bci(const void *p) { return vdupq_n_s32((int32_t)mg_ld32(p)); }
 OP fv bcf(const float *p) { return vld1q_dup_f32(p); }
 OP fv halves(const void *p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+OP iv words(const void *p) { return vreinterpretq_s32_u32(vmovl_u16(vreinterpret_u16_u8(vld1_u8(p)))); }
+OP iv bytes(const void *p) {
+    const uint16x8_t v = vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(mg_ld32(p))));
+    return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(v)));
+}
+OP iv lookup(const int8_t *grid, iv v) { return vreinterpretq_s32_s8(vqtbl1q_s8(vld1q_s8(grid), u8(v))); }
 OP void st(float *p, fv v) { vst1q_f32(p, v); }
 OP iv izero(void) { return vdupq_n_s32(0); }
 OP fv zero(void) { return vdupq_n_f32(0); }
@@ -41,6 +48,8 @@ OP iv field(iv v, const int n, const int mask) { return vandq_s32(vshlq_s32(v, c
 OP iv sbyte_at(iv v, const int k) { return vshrq_n_s32(vshlq_s32(v, vdupq_n_s32(24 - 8 * k)), 24); }
 OP iv addi(iv a, iv b) { return vaddq_s32(a, b); }
 OP iv subi(iv a, iv b) { return vsubq_s32(a, b); }
+OP iv maxi(iv a, iv b) { return vmaxq_s32(a, b); }
+OP iv ori(iv a, iv b) { return vorrq_s32(a, b); }
 OP iv muli(iv a, iv b) { return vmulq_s32(a, b); }
 OP iv shl(iv a, const int n) { return vshlq_s32(a, vdupq_n_s32(n)); }
 OP fv cvt(iv a) { return vcvtq_f32_s32(a); }
@@ -133,6 +142,7 @@ static void act_a8_neon(const float *x, int64_t cols, void *dst) {
 const mg_kernel_table mg_table_neon = {
     .group = {
 #define Q(id, name, elems, bytes, act, units) [id] = name##_neon,
+#define PLAIN(...)
 #include "quants.def"
 #undef Q
     },
@@ -186,6 +196,8 @@ const mg_kernel_table mg_table_dotprod = {
     .group = {
         [2] = q4_0_dotprod, [3] = q4_1_dotprod, [6] = q5_0_dotprod, [7] = q5_1_dotprod, [8] = q8_0_dotprod,
         [10] = q2_k_dotprod, [11] = q3_k_dotprod, [12] = q4_k_dotprod, [13] = q5_k_dotprod, [14] = q6_k_dotprod,
+        [20] = iq4_nl_dotprod, [23] = iq4_xs_dotprod, [35] = tq2_0_dotprod, [39] = mxfp4_dotprod, [64] = ternary_dotprod,
+        [65] = mlx4_dotprod, [66] = mlx4_f16_dotprod,
     },
 };
 #else

@@ -6,6 +6,7 @@
  */
 #include "fp16.h"
 #include "kernels.h"
+#include "quants.h"
 
 enum { G = MG_GROUP };
 
@@ -128,6 +129,36 @@ GROUP(q8_0) {
         for (int i = 0; i < 8; i++)
             for (int k = 0; k < 4 * G; k++) c[i][k] = (int8_t)w[2 * G + 4 * G * i + k];
         for (int r = 0; r < G; r++) d[r] = f16_at(w, r);
+        add_block(c, 0, d, NULL, cols, b, a, n, y);
+    }
+}
+
+/* The codes become the values of a grid. */
+static void look_up(const int8_t *grid, codes c) {
+    for (int i = 0; i < 8; i++)
+        for (int k = 0; k < 4 * G; k++) c[i][k] = grid[c[i][k]];
+}
+
+GROUP(iq4_nl) {
+    clear(y, n);
+    for (int64_t b = 0; b < cols / 32; b++, w += 18 * G) {
+        codes c;
+        float d[G];
+        nibbles(w + 2 * G, c);
+        look_up(mg_iq4_grid, c);
+        for (int r = 0; r < G; r++) d[r] = f16_at(w, r);
+        add_block(c, 0, d, NULL, cols, b, a, n, y);
+    }
+}
+
+GROUP(mxfp4) {
+    clear(y, n);
+    for (int64_t b = 0; b < cols / 32; b++, w += 17 * G) {
+        codes c;
+        float d[G];
+        nibbles(w + G, c);
+        look_up(mg_fp4_grid, c);
+        for (int r = 0; r < G; r++) d[r] = mg_e8m0_half(w[r]);
         add_block(c, 0, d, NULL, cols, b, a, n, y);
     }
 }
@@ -256,6 +287,108 @@ GROUP(q6_k) {
         }
 }
 
+GROUP(iq4_xs) {
+    clear(y, n);
+    for (int64_t b = 0; b < cols / 32; b += 8, w += 136 * G)
+        for (int j = 0; j < 8; j++) {
+            codes c;
+            float d[G];
+            nibbles(w + 8 * G + 16 * G * j, c);
+            look_up(mg_iq4_grid, c);
+            for (int r = 0; r < G; r++) {
+                const int sc = (mg_ld32(w + 4 * G + 4 * r) >> 4 * j & 15) | (mg_ld16(w + 2 * G + 2 * r) >> 2 * j & 3) << 4;
+                d[r] = f16_at(w, r) * (sc - 32);
+            }
+            add_block(c, 0, d, NULL, cols, b + j, a, n, y);
+        }
+}
+
+GROUP(tq2_0) {
+    clear(y, n);
+    for (int64_t b = 0; b < cols / 32; b += 8, w += 66 * G)
+        for (int j = 0; j < 8; j++) {
+            codes c;
+            float d[G];
+            crumbs(w + 32 * G * (j / 4), j % 4 * 2, c);
+            for (int r = 0; r < G; r++) d[r] = f16_at(w + 64 * G, r);
+            add_block(c, 1, d, NULL, cols, b + j, a, n, y);
+        }
+}
+
+/* Trit e of row r: quants.h, values.c. */
+static int trit_at(const uint8_t *w, int r, int e) {
+    static const uint8_t power[5] = {1, 3, 9, 27, 81};
+    const int f = e - 160, g = e - 240;
+    const int at = f < 0 ? e % 32 : g < 0 ? 32 + f % 16 : 48 + g % 4, k = f < 0 ? e / 32 : g < 0 ? f / 16 : g / 4;
+    return (uint8_t)(w[at / 4 * 4 * G + 4 * r + at % 4] * power[k]) * 3 >> 8;
+}
+
+GROUP(tq1_0) {
+    clear(y, n);
+    for (int64_t b = 0; b < cols / 32; b += 8, w += 54 * G)
+        for (int j = 0; j < 8; j++) {
+            codes c;
+            float d[G];
+            for (int i = 0; i < 32; i++)
+                for (int r = 0; r < G; r++) c[i / 4][4 * r + i % 4] = (int16_t)trit_at(w, r, 32 * j + i);
+            for (int r = 0; r < G; r++) d[r] = f16_at(w + 52 * G, r);
+            add_block(c, 1, d, NULL, cols, b + j, a, n, y);
+        }
+}
+
+/* --- blocks of 64 and 128 ------------------------------------------------------------------------------------------------- */
+
+/* Two scales per 32 elements, each with a fused multiply-add of its own. */
+GROUP(nvfp4) {
+    clear(y, n);
+    for (int64_t b = 0; b < cols / 32; b++) {
+        const uint8_t *u = w + b / 2 * 36 * G;
+        codes c;
+        for (int i = 0; i < 32; i++)
+            for (int r = 0; r < G; r++) {
+                const int at = b % 2 * 16 + i / 16 * 8 + i % 8;
+                c[i / 4][4 * r + i % 4] = mg_fp4_grid[u[4 * G * (1 + at / 4) + 4 * r + at % 4] >> i % 16 / 8 * 4 & 15];
+            }
+        for (int t = 0; t < n; t++)
+            for (int h = 0; h < 2; h++) {
+                int32_t isum[G];
+                dot(c, mg_a8_q(a[t]) + 32 * b, 4 * h, 4 * h + 4, isum);
+                for (int r = 0; r < G; r++) {
+                    const float d = mg_ue4m3_half(u[4 * r + b % 2 * 2 + h]);
+                    y[t][r] = mg_fma(d * mg_a8_blocks(a[t], cols)[b].d, (float)isum[r], y[t][r]);
+                }
+            }
+    }
+}
+
+GROUP(ternary) {
+    clear(y, n);
+    for (int64_t b = 0; b < cols / 32; b += 4, w += 34 * G)
+        for (int j = 0; j < 4; j++) {
+            codes c;
+            float d[G];
+            crumbs(w + 2 * G, 2 * j, c);
+            for (int r = 0; r < G; r++) d[r] = mg_bf16_to_f32(mg_ld16(w + 2 * r));
+            add_block(c, 1, d, NULL, cols, b + j, a, n, y);
+        }
+}
+
+#define MLX_GROUP(name, WIDEN)                                                                                        \
+    GROUP(name) {                                                                                                     \
+        clear(y, n);                                                                                                  \
+        for (int64_t b = 0; b < cols / 32; b += 2, w += 36 * G)                                                       \
+            for (int j = 0; j < 2; j++) {                                                                             \
+                codes c;                                                                                              \
+                float d[G], m[G];                                                                                     \
+                half_nibbles(w + 4 * G, 4 * j, c);                                                                    \
+                for (int r = 0; r < G; r++) d[r] = WIDEN(mg_ld16(w + 2 * r)), m[r] = WIDEN(mg_ld16(w + 2 * G + 2 * r)); \
+                add_block(c, 0, d, m, cols, b + j, a, n, y);                                                          \
+            }                                                                                                         \
+    }
+
+MLX_GROUP(mlx4, mg_bf16_to_f32)
+MLX_GROUP(mlx4_f16, mg_f16_to_f32)
+
 /* --- floats: even and odd elements in two sums ---------------------------------------------------------------------------- */
 
 static void add_pairs(const float (*w)[2], int64_t pair, const void *const *a, int n, float *const *even, float (*odd)[G]) {
@@ -296,6 +429,14 @@ FLOAT_GROUP(bf16, {
     v[r][0] = mg_bf16_to_f32(mg_ld16(w + 4 * G * p + 4 * r));
     v[r][1] = mg_bf16_to_f32(mg_ld16(w + 4 * G * p + 4 * r + 2));
 })
+static void fp8_pair(const uint8_t *block, int i, int r, float *v) {                /* elements i, i + 1 of a block of row r */
+    const float d = mg_float_of(mg_ld32(block + 4 * r));
+    const uint8_t *q = block + 4 * G * (1 + i / 4) + 4 * r + i % 4;
+    v[0] = mg_e4m3_scaled(q[0], d);
+    v[1] = mg_e4m3_scaled(q[1], d);
+}
+FLOAT_GROUP(fp8_32, fp8_pair(w + p / 16 * 36 * G, (int)(p % 16 * 2), r, v[r]);)
+FLOAT_GROUP(fp8_128, fp8_pair(w + p / 64 * 132 * G, (int)(p % 64 * 2), r, v[r]);)
 
 /* --- activations ---------------------------------------------------------------------------------------------------------- */
 

@@ -5,11 +5,11 @@
  * The arithmetic is that of vec_generic.c, operation by operation.
  *
  * The includer defines TGT (target attribute), FN(name) (level suffix), LANES, TILE_MAX, types iv and fv, and
- *   ld(p) 4 * LANES bytes; bci(p), bcf(p) one int32 or float in every lane; halves(p) LANES f16 as floats; st(p, v); izero, zero
+ *   ld(p) 4 * LANES bytes; words(p), bytes(p) LANES u16 or u8 as int32; lookup(grid, v) byte v of 16 for every byte below 16; bci(p), bcf(p) one int32 or float in every lane; halves(p) LANES f16 as floats; st(p, v); izero, zero
  *   lo4(v), hi4(v) nibbles of every byte; merge(c, v, shift, mask) c | (v << shift & mask) per byte, shift may be negative
  *   fifth(c, h, i) c with bit 4 of byte k set where bit 4i + k of the lane's h is
  *   field(v, n, mask) v >> n & mask, sbyte_at(v, k) signed byte k of every lane; ci(n) n in every lane
- *   addi, subi, muli, shl(v, n), cvt to float, asf the same bits as float
+ *   addi, subi, muli, maxi, ori, shl(v, n), cvt to float, asf the same bits as float
  *   mul, add, madd(a, b, c) = a * b + c, nmadd(a, b, c) = c - a * b; lo16f, hi16f (f16 halves of every lane), lo16b, hi16b (bf16)
  *   dot_u4, dot_u5, dot_s8(c, a, cols, b, s, T): s[t] = exact dot of 8 code vectors with block b of a[t]; unsigned codes of that
  *   many bits, or signed bytes
@@ -129,10 +129,109 @@ TILE(q8_0) {
     END
 }
 
+TILE(iq4_nl) {
+    BEGIN
+    for (int64_t b = 0; b < cols / 32; b++, w += 18 * 16)
+        EACH_PART {
+            FENCE if (p == 0) FN(prefetch)(w, 18 * 16);
+            iv c[8], s[TILE_MAX];
+            FN(nibbles)(w + 32 + 4 * LANES * p, c);
+            EACH_UNIT(8) c[i] = lookup(mg_iq4_grid, c[i]);
+            FN(dot_s8)(c, a, cols, b, s, T);
+            fv d = halves(w + 2 * LANES * p);
+            EACH_ROW acc[t][p] = madd(mul(d, DX), cvt(s[t]), acc[t][p]);
+        }
+    END
+}
+
+/* The grid is looked up with 12 added, which makes it five unsigned bits. 2^(e - 128): fp16.h mg_e8m0_half. */
+TILE(mxfp4) {
+    static const int8_t GRID[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+    BEGIN
+    for (int64_t b = 0; b < cols / 32; b++, w += 17 * 16)
+        EACH_PART {
+            FENCE if (p == 0) FN(prefetch)(w, 17 * 16);
+            iv c[8], s[TILE_MAX], e = bytes(w + LANES * p);
+            FN(nibbles)(w + 16 + 4 * LANES * p, c);
+            EACH_UNIT(8) c[i] = lookup(GRID, c[i]);
+            FN(dot_u5)(c, a, cols, b, s, T);
+            fv d = asf(maxi(subi(shl(e, 23), ci(1 << 23)), shl(addi(e, ci(1)), 21)));
+            EACH_ROW acc[t][p] = madd(mul(d, DX), cvt(subi(s[t], muli(SUM, ci(12)))), acc[t][p]);
+        }
+    END
+}
+
+TILE(iq4_xs) {
+    BEGIN
+    for (int64_t b0 = 0; b0 < cols / 32; b0 += 8, w += 136 * 16)
+        EACH_PART {
+            fv d = halves(w + 2 * LANES * p);
+            iv high = words(w + 32 + 2 * LANES * p), low = ld(w + 64 + 4 * LANES * p);
+            _Pragma("GCC unroll 8") for (int j = 0; j < 8; j++) {
+                const int64_t b = b0 + j;
+                FENCE if (p == 0) FN(prefetch)(w + 136 * 2 * j, 136 * 2);
+                iv c[8], s[TILE_MAX];
+                FN(nibbles)(w + 128 + 256 * j + 4 * LANES * p, c);
+                EACH_UNIT(8) c[i] = lookup(mg_iq4_grid, c[i]);
+                FN(dot_s8)(c, a, cols, b, s, T);
+                fv dj = mul(d, cvt(subi(ori(field(low, 4 * j, 15), shl(field(high, 2 * j, 3), 4)), ci(32))));
+                EACH_ROW acc[t][p] = madd(mul(dj, DX), cvt(s[t]), acc[t][p]);
+            }
+        }
+    END
+}
+
 /* u: the first unit of a part; sub-block j of 32: two bits of each of 32 bytes that four sub-blocks share. */
 PIECE void FN(crumbs)(const uint8_t *u, const int j, iv *c) {
     EACH_UNIT(8) c[i] = merge(izero(), ld(u + 512 * (j / 4) + 64 * i), -2 * (j % 4), 3);
 }
+
+/* Codes less one; BLOCKS of 32 share a scale D, the codes start at QS in the column. */
+#define TERNARY_TILE(name, BLOCKS, BYTES, D, QS)                                                    \
+    TILE(name) {                                                                                    \
+        BEGIN                                                                                       \
+        for (int64_t b0 = 0; b0 < cols / 32; b0 += BLOCKS, w += BYTES * 16)                         \
+            EACH_PART {                                                                             \
+                fv d = D;                                                                           \
+                _Pragma("GCC unroll 8") for (int j = 0; j < BLOCKS; j++) {                          \
+                    const int64_t b = b0 + j;                                                       \
+                    FENCE if (p == 0) FN(prefetch)(w + BYTES * 16 / BLOCKS * j, BYTES * 16 / BLOCKS); \
+                    iv c[8], s[TILE_MAX];                                                           \
+                    FN(crumbs)(w + 16 * QS + 4 * LANES * p, j, c);                                  \
+                    FN(dot_u4)(c, a, cols, b, s, T);                                                \
+                    EACH_ROW acc[t][p] = madd(mul(d, DX), cvt(subi(s[t], SUM)), acc[t][p]);         \
+                }                                                                                   \
+            }                                                                                       \
+        END                                                                                         \
+    }
+
+TERNARY_TILE(tq2_0, 8, 66, halves(w + 16 * 64 + 2 * LANES * p), 0)
+TERNARY_TILE(ternary, 4, 34, asf(shl(words(w + 2 * LANES * p), 16)), 2)
+
+#define MLX_TILE(name, WIDEN)                                                                       \
+    TILE(name) {                                                                                    \
+        BEGIN                                                                                       \
+        for (int64_t b0 = 0; b0 < cols / 32; b0 += 2, w += 36 * 16)                                 \
+            EACH_PART {                                                                             \
+                fv d = WIDEN(w + 2 * LANES * p), m = WIDEN(w + 32 + 2 * LANES * p);                 \
+                _Pragma("GCC unroll 2") for (int j = 0; j < 2; j++) {                               \
+                    const int64_t b = b0 + j;                                                       \
+                    FENCE if (p == 0) FN(prefetch)(w + 36 * 8 * j, 36 * 8);                         \
+                    iv c[8], s[TILE_MAX];                                                           \
+                    FN(half_nibbles)(w + 64 + 4 * LANES * p, j, c);                                 \
+                    FN(dot_u4)(c, a, cols, b, s, T);                                                \
+                    EACH_ROW {                                                                      \
+                        acc[t][p] = madd(mul(d, DX), cvt(s[t]), acc[t][p]);                         \
+                        acc[t][p] = madd(m, DS, acc[t][p]);                                         \
+                    }                                                                               \
+                }                                                                                   \
+            }                                                                                       \
+        END                                                                                         \
+    }
+
+#define BF16_HALVES(p) asf(shl(words(p), 16))
+MLX_TILE(mlx4, BF16_HALVES)
+MLX_TILE(mlx4_f16, halves)
 
 TILE(q2_k) {
     BEGIN
@@ -264,6 +363,44 @@ FLOAT_TILE(f32, asf(ld(u)), k + 1 < cols ? asf(ld(u + 64)) : zero(), 128)
 FLOAT_TILE(f16, lo16f(ld(u)), hi16f(ld(u)), 64)
 FLOAT_TILE(bf16, lo16b(ld(u)), hi16b(ld(u)), 64)
 
+/* Two e4m3 in the upper bytes of a lane's halves as f16: fp16.h mg_e4m3_to_f16. */
+PIECE iv FN(e4m3)(iv v) {
+    iv magnitude = field(v, 1, 0x3f803f80);
+    return ori(ori(field(v, 0, (int)0x80008000), magnitude), field(addi(magnitude, ci(0x00800080)), 0, 0x40004000));
+}
+
+#define FP8_TILE(name, ELEMS)                                                                       \
+    TILE(name) {                                                                                    \
+        fv odd[TILE_MAX][PARTS];                                                                    \
+        BEGIN                                                                                       \
+        EACH_ROW EACH_PART odd[t][p] = zero();                                                      \
+        for (int64_t k0 = 0; k0 < cols; k0 += ELEMS, w += (ELEMS + 4) * 16)                         \
+            EACH_PART {                                                                             \
+                const uint8_t *u = w + 4 * LANES * p;                                               \
+                const float times = 256;                                                            \
+                fv d = mul(asf(ld(u)), bcf(&times));                                                \
+                for (int i = 0; i < ELEMS / 4; i++) {                                               \
+                    u += 64;                                                                        \
+                    if (p == 0) FN(prefetch)(u, 64);                                                \
+                    iv v = ld(u), q[2] = {FN(e4m3)(shl(v, 8)), FN(e4m3)(v)};                        \
+                    fv w0 = mul(lo16f(q[0]), d), w1 = mul(lo16f(q[1]), d);                          \
+                    fv w2 = mul(hi16f(q[0]), d), w3 = mul(hi16f(q[1]), d);                          \
+                    EACH_ROW {                                                                      \
+                        const float *x = (const float *)a[t] + k0 + 4 * i;                          \
+                        acc[t][p] = madd(w0, bcf(x), acc[t][p]);                                    \
+                        odd[t][p] = madd(w1, bcf(x + 1), odd[t][p]);                                \
+                        acc[t][p] = madd(w2, bcf(x + 2), acc[t][p]);                                \
+                        odd[t][p] = madd(w3, bcf(x + 3), odd[t][p]);                                \
+                    }                                                                               \
+                }                                                                                   \
+            }                                                                                       \
+        EACH_ROW EACH_PART acc[t][p] = add(acc[t][p], odd[t][p]);                                   \
+        END                                                                                         \
+    }
+
+FP8_TILE(fp8_32, 32)
+FP8_TILE(fp8_128, 128)
+
 /* Whole tiles of MAX activation rows, then the largest power of two that is left. Float kernels have two sums per part and row:
  * where a group is several parts, more than two rows do not fit the registers (bf16, avx2: 34 GMAC/s with four, 55 with two). */
 #define ROWS_A8 TILE_MAX
@@ -277,6 +414,7 @@ FLOAT_TILE(bf16, lo16b(ld(u)), hi16b(ld(u)), 64)
     }
 
 #define Q(id, name, elems, bytes, act, units) GROUP(name, ROWS_##act)
+#define PLAIN(...)
 #include "quants.def"
 #undef Q
 
@@ -294,7 +432,11 @@ FLOAT_TILE(bf16, lo16b(ld(u)), hi16b(ld(u)), 64)
 #undef SUM
 #undef HALVES
 #undef K_TILE
+#undef TERNARY_TILE
+#undef MLX_TILE
+#undef BF16_HALVES
 #undef FLOAT_TILE
+#undef FP8_TILE
 #undef ROWS_A8
 #undef ROWS_F32
 #undef GROUP

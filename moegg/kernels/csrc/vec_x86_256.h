@@ -6,6 +6,7 @@
 
 #include "fp16.h"
 #include "kernels.h"
+#include "quants.h"
 
 #define OP static inline __attribute__((always_inline)) TGT
 #define LANES 8
@@ -17,6 +18,9 @@ OP iv ld(const void *p) { return _mm256_loadu_si256(p); }
 OP iv bci(const void *p) { return _mm256_set1_epi32((int)mg_ld32(p)); }
 OP fv bcf(const float *p) { return _mm256_broadcast_ss(p); }
 OP fv halves(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
+OP iv words(const void *p) { return _mm256_cvtepu16_epi32(_mm_loadu_si128(p)); }
+OP iv bytes(const void *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(p)); }
+OP iv lookup(const int8_t *grid, iv v) { return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)grid)), v); }
 OP void st(float *p, fv v) { _mm256_storeu_ps(p, v); }
 OP iv izero(void) { return _mm256_setzero_si256(); }
 OP fv zero(void) { return _mm256_setzero_ps(); }
@@ -39,6 +43,8 @@ OP iv field(iv v, const int n, const int mask) { return _mm256_and_si256(_mm256_
 OP iv sbyte_at(iv v, const int k) { return _mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 8 * k), 24); }
 OP iv addi(iv a, iv b) { return _mm256_add_epi32(a, b); }
 OP iv subi(iv a, iv b) { return _mm256_sub_epi32(a, b); }
+OP iv maxi(iv a, iv b) { return _mm256_max_epi32(a, b); }
+OP iv ori(iv a, iv b) { return _mm256_or_si256(a, b); }
 OP iv muli(iv a, iv b) { return _mm256_mullo_epi32(a, b); }
 OP iv shl(iv a, const int n) { return _mm256_slli_epi32(a, n); }
 OP fv cvt(iv a) { return _mm256_cvtepi32_ps(a); }

@@ -4,6 +4,7 @@
 
 #include "fp16.h"
 #include "kernels.h"
+#include "quants.h"
 
 #define TGT __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")))
 #define OP static inline __attribute__((always_inline)) TGT
@@ -17,6 +18,9 @@ OP iv ld(const void *p) { return _mm512_loadu_si512(p); }
 OP iv bci(const void *p) { return _mm512_set1_epi32((int)mg_ld32(p)); }
 OP fv bcf(const float *p) { return _mm512_set1_ps(*p); }
 OP fv halves(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
+OP iv words(const void *p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256(p)); }
+OP iv bytes(const void *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(p)); }
+OP iv lookup(const int8_t *grid, iv v) { return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const void *)grid)), v); }
 OP void st(float *p, fv v) { _mm512_storeu_ps(p, v); }
 OP iv izero(void) { return _mm512_setzero_si512(); }
 OP fv zero(void) { return _mm512_setzero_ps(); }
@@ -37,6 +41,8 @@ OP iv field(iv v, const int n, const int mask) { return _mm512_and_si512(_mm512_
 OP iv sbyte_at(iv v, const int k) { return _mm512_srai_epi32(_mm512_slli_epi32(v, 24 - 8 * k), 24); }
 OP iv addi(iv a, iv b) { return _mm512_add_epi32(a, b); }
 OP iv subi(iv a, iv b) { return _mm512_sub_epi32(a, b); }
+OP iv maxi(iv a, iv b) { return _mm512_max_epi32(a, b); }
+OP iv ori(iv a, iv b) { return _mm512_or_si512(a, b); }
 OP iv muli(iv a, iv b) { return _mm512_mullo_epi32(a, b); }
 OP iv shl(iv a, const int n) { return _mm512_slli_epi32(a, n); }
 OP fv cvt(iv a) { return _mm512_cvtepi32_ps(a); }
@@ -86,6 +92,7 @@ static TGT void act_a8_avx512(const float *x, int64_t cols, void *dst) {
 const mg_kernel_table mg_table_avx512 = {
     .group = {
 #define Q(id, name, elems, bytes, act, units) [id] = name##_avx512,
+#define PLAIN(...)
 #include "quants.def"
 #undef Q
     },

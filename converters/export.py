@@ -1,0 +1,177 @@
+"""export(): a container that was made from a GGUF back to a GGUF, with the tensor data bit by bit and the metadata as it was.
+
+What the conversion recorded decides: names, shapes, order and types of the tensors, and all keys. A tensor has the type that the
+file has it in; what conversions widen (norms, routers) gets its old type back where that is exact. Rows that a conversion took
+out of fused tensors go back to their places. Refuses containers from other sources, and quants that GGUF has not.
+"""
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moegg import kernels, registry
+from moegg.arch import ConfigReader, Part, Tensor
+from moegg.converters.source import SourceTensor, View, find_view
+from moegg.errors import FormatError, UnsupportedModel
+from moegg.formats.container import Container, ExpertLayer, PartInfo, TensorInfo
+from moegg.formats.gguf import TYPES
+from moegg.formats.gguf_write import GGUFWriter
+from moegg.formats.rawfile import RawFile
+from moegg.quants import GROUP_ROWS, INTERLEAVED, QUANTS
+
+CHUNK_BYTES = 8 << 20
+GGML = {t.name for t in TYPES.values() if t.block_elems}
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """path and size of the file; types: GGUF type -> number of tensors."""
+    path: Path
+    file_bytes: int
+    types: dict[str, int]
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What the conversion kept of its source; a Source as far as find_view() asks."""
+    name: str
+    tensors: dict[str, SourceTensor]
+    values: dict[str, list[float]]          # of short f32 tensors that went into the config
+    metadata: list[tuple[str, str, Any]]
+    version: int
+    alignment: int
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One matrix or vector of the container and its place in a GGUF tensor. at: byte offset in the file."""
+    view: View
+    info: TensorInfo | PartInfo
+    at: int
+
+
+def export(container: Container, out: Path, *, force: bool = False,
+           progress: Callable[[int, int], Any] | None = None) -> ExportResult:
+    """Writes `out`. Raises UnsupportedModel, FormatError, UsageError, NotFound, NoRoom, IOFailure; then nothing is left behind."""
+    record = _read_record(container)
+    pieces = _find_pieces(container, record)
+    types = {name: _type_of(container, name, record, ps) for name, ps in pieces.items()}
+    types |= dict.fromkeys(record.values, "f32")
+    if absent := [name for name in record.tensors if name not in types]:
+        raise UnsupportedModel(f"{container.path}: {len(absent)} tensors of its source were left out when it was converted: "
+                               f"{', '.join(map(repr, absent[:5]))}; a GGUF without them would be another model", "export-absent")
+    table = [(name, t.shape, types[name]) for name, t in record.tensors.items()]
+    metadata = [kv for kv in record.metadata if kv[0] != "general.file_type" or all(types[n] == t.dtype for n, t in record.tensors.items())]
+    raw, done = RawFile(container.path), 0
+    try:
+        with GGUFWriter(out, metadata, table, version=record.version, alignment=record.alignment, force=force) as writer:
+            total = writer.total_bytes
+            for name, values in record.values.items():
+                writer.put(name, 0, np.array(list(map(float, values)), "<f4").view(np.uint8))
+            for name, ps in pieces.items():
+                for p in ps:
+                    for rows, data in _rows(raw, p):
+                        _put(writer, p.view, name, rows, _retype(container, p, data, types[name]))
+                        done += data.nbytes
+                        if progress:
+                            progress(min(done, total), total)
+            writer.finish()
+    finally:
+        raw.close()
+    return ExportResult(out, total, {t: list(types.values()).count(t) for t in sorted(set(types.values()))})
+
+
+def _read_record(container: Container) -> _Record:
+    if "gguf_metadata" not in container.sections:
+        raise UnsupportedModel(f"{container.path}: was not converted from a GGUF, so it has no GGUF metadata to export; expected a file made "
+                               "from one", "export-source")
+    try:
+        kept = json.loads(container.read_section("gguf_metadata"))
+        tensors = {n: SourceTensor(n, tuple(shape), kind, kind if kind in QUANTS else None) for n, kind, shape in kept["tensors"]}
+        values, kv = kept["values"], [(k, kind, v) for k, kind, v in kept["kv"]]
+        sound = (all(type(s) is int and 0 < s < 1 << 62 for t in tensors.values() for s in t.shape) and kept["version"] in (2, 3)
+                 and all(t.dtype in GGML and 1 <= len(t.shape) <= 4 for t in tensors.values()) and kept["alignment"] in [1 << i for i in range(3, 22)]
+                 and all(n in tensors and tensors[n].shape == (len(v),) and all(type(x) is float or x in ("nan", "inf", "-inf") for x in v) for n, v in values.items())
+                 and all(isinstance(k, str) and isinstance(kind, str) for k, kind, _ in kv))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as e:
+        raise FormatError(f"{container.path}: section 'gguf_metadata': does not describe a GGUF: {type(e).__name__} {str(e):.60}; convert the GGUF "
+                          "again", "section-json") from None
+    if not sound:
+        raise FormatError(f"{container.path}: section 'gguf_metadata': does not describe a GGUF; convert the GGUF again", "section-json")
+    return _Record(container.name, tensors, values, kv, kept["version"], kept["alignment"])
+
+
+def _find_pieces(container: Container, record: _Record) -> dict[str, list[_Piece]]:
+    """GGUF tensor -> what it consists of, found as a conversion finds it."""
+    model = registry.find(arch=container.arch).describe(ConfigReader(container.config, where=f"{container.path.name}: config"))
+    found: dict[str, list[_Piece]] = {}
+
+    def add(item: Tensor | Part, info: TensorInfo | PartInfo | None, at: int, expert: int | None = None, n: int = 0) -> None:
+        view = find_view(record, item.gguf, expert, n)
+        if view is None or info is None or view.shape != item.shape or tuple(info.shape) != item.shape or not view.reversible:
+            raise FormatError(f"{container.path}: {item.name!r}: cannot be put back into a GGUF: its place there is not known", "arch-mismatch")
+        found.setdefault(view.tensor.name, []).append(_Piece(view, info, at))
+
+    for t in model.tensors():
+        info = container.tensors.get(t.name)
+        add(t, info, info.offset if info else 0)
+    layers: dict[int, ExpertLayer] = {layer.layer: layer for layer in container.layers}
+    for e in model.experts():
+        parts = {p.name: p for p in layers[e.layer].parts} if e.layer in layers and layers[e.layer].n == e.n else {}
+        for i in range(e.n):
+            for p in e.parts:
+                info = parts.get(p.name)
+                add(p, info, container.record(e.layer, i)[0] + info.offset if info else 0, i, e.n)
+    return found
+
+
+def _type_of(container: Container, name: str, record: _Record, pieces: list[_Piece]) -> str:
+    """Checks that the pieces fill the tensor and agree on a type that GGUF has."""
+    shape, quants = record.tensors[name].shape, {p.info.quant for p in pieces}
+    if sum(int(np.prod(p.info.shape)) for p in pieces) != int(np.prod(shape, dtype=object)):
+        raise FormatError(f"{container.path}: GGUF tensor {name!r}: its parts do not fill {list(shape)}", "arch-mismatch")
+    quant = quants.pop()
+    if quants or quant not in GGML:
+        raise UnsupportedModel(f"{container.path}: GGUF tensor {name!r}: is stored as {', '.join(sorted({quant, *quants}))}, which GGUF cannot hold; "
+                               "convert with other quants", "export-quant")
+    return record.tensors[name].dtype if quant == "f32" and record.tensors[name].dtype in ("f16", "bf16") else quant
+
+
+def _rows(raw: RawFile, p: _Piece) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(row numbers of the piece, blocks row-major uint8 [n, row_bytes]) in pieces of whole groups; a vector is one row."""
+    quant, shape = QUANTS[p.info.quant], p.info.shape
+    n, cols = (1, shape[0]) if len(shape) == 1 else (int(np.prod(shape[:-1])), shape[-1])
+    each = quant.row_bytes(cols, p.info.layout)
+    step = max(1, CHUNK_BYTES // (each * GROUP_ROWS)) * GROUP_ROWS
+    for start in range(0, n, step):
+        stop = min(start + step, n)
+        if p.info.layout == INTERLEAVED:
+            data = raw.read(p.at + start * each, (stop - start + -(stop - start) % GROUP_ROWS) * each)
+            yield np.arange(start, stop), kernels.deinterleave(quant.name, data, stop - start, cols)
+        else:
+            yield np.arange(start, stop), raw.read(p.at + start * each, (stop - start) * each).reshape(-1, each)
+
+
+def _retype(container: Container, p: _Piece, data: np.ndarray, kind: str) -> np.ndarray:
+    """f32 rows as the 16-bit floats that they were."""
+    if kind == p.info.quant:
+        return data
+    x = data.view("<f4")
+    out = kernels.quantize(kind, x)
+    if not np.array_equal(kernels.dequantize(kind, out, x.shape[1]).view(np.uint32), x.view(np.uint32)):
+        raise FormatError(f"{container.path}: {p.view.tensor.name!r}: has values that its old type {kind} does not hold", "export-quant")
+    return out
+
+
+def _put(writer: GGUFWriter, view: View, name: str, rows: np.ndarray, data: np.ndarray) -> None:
+    """Rows (elements of a vector) at their places; runs of neighbours are written at once."""
+    if len(view.shape) == 1:
+        data = data.reshape(view.shape[0], -1)
+        rows = np.arange(view.shape[0])
+    places, each = view.first_place + view.places(rows), data.shape[1]
+    ends = np.flatnonzero(np.diff(places) != 1) + 1
+    for start, stop in zip([0, *ends], [*ends, len(places)], strict=True):
+        writer.put(name, int(places[start]) * each, np.ascontiguousarray(data[start:stop]))
