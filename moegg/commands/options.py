@@ -109,6 +109,7 @@ OPTIONS: dict[str, Callable[[str, str], Any]] = {
     "--ram": sizes, "--io": choice(*CHOICES), "--pin": whole(0, 1 << 16), "--lookahead": whole(0, 1 << 10), "--trace": path,
     "--threads": whole(1, 1024), "--ctx": whole(1, 1 << 24), "--max-tokens": whole(1, 1 << 24), "--seed": whole(0, 2**64 - 1),
     "--host": text, "--port": whole(0, 65535), "--allow-host": text, "--cors-origin": text, "--api-key": text, "--api-key-file": path,
+    "--cache-dir": path, "--cache-size": parse_size,
     "--alias": text, "--parallel": whole(1, 64), "--queue": whole(0, 4096), "--idle-release": number(0.01, 100_000),
     "--ping": number(0.1, 3600), "--system": text, "--stop": text, "--logprobs": whole(0, 20),
     "--temp": number(0, 100), "--top-k": whole(0, 1 << 24), "--top-p": number(0, 1), "--min-p": number(0, 1),

@@ -14,13 +14,20 @@ Network:
   --api-key-file=FILE      keys from a file, one a line
 Answers:
   --alias=NAME             the model's name for clients (default: the file's name)
-  --parallel=N             answers written at once (default: 4, or what fits into half the memory)
+  --parallel=N             answers written at once (default: 4, fewer if memory is short)
   --queue=N                answers that may wait; more are refused with 429 (default: 32)
-  --idle-release=MINUTES   give the conversations' memory back when nobody asked for so long
+  --idle-release=MINUTES   give most memory back when nobody asked for so long
+  --cache-dir=FOLDER       keep conversations in files there, so that none is read again
+  --cache-size=SIZE        what these files may take in all (default: 10G)
   --ping=SECONDS           a sign of life in streams that are silent for so long (default: 5)
   --chat-template=FILE     a Jinja template instead of the one in the file
   --log-prompts            write every request to stderr
-Resources:
+Memory:
+  --ram=SIZE               memory for everything, such as 8G (default: auto, what is available)
+  --io=MODE                how experts are read: auto, page-cache or direct (default: auto)
+  --pin=N                  most used experts per layer that never leave memory (default: 0)
+  --no-usage               neither read nor write the history of used experts
+  --trace=FILE             record which experts were used (.npz or .jsonl)
   --ctx=N                  tokens the context holds (default: the trained length, at most 8192)
   --threads=N              compute threads (default: the cores it may use)
   --verbose                say more on stderr
@@ -31,23 +38,27 @@ import signal
 import threading
 from typing import Any
 
-from moegg import log
+from moegg import __version__, log
 from moegg.commands.opening import describe, open_container, open_tokenizer, read_text, section_json
+from moegg.commands.start import started
 from moegg.engine import Engine
-from moegg.engine.cpus import available_memory
-from moegg.errors import BudgetTooSmall, ExitStatus, UsageError
+from moegg.errors import ExitStatus, UsageError
 from moegg.formats.container import Container
 from moegg.server.app import MAX_BODY, Service, build
+from moegg.server.archive import Archive
 from moegg.server.grammar import Grammars
 from moegg.server.guard import Policy
 from moegg.server.metrics import Metrics
 from moegg.server.prompts import Prompter
 from moegg.server.serve import Server
+from moegg.server.shelf import Shelf
 from moegg.server.worker import Worker
-from moegg.units import fmt_bytes, fmt_count
+from moegg.tokenizer import Tokenizer
+from moegg.units import fmt_count
 
 DEFAULT_PARALLEL = 4
-DEFAULTS = {"--host": "127.0.0.1", "--port": 8484, "--queue": 32, "--ping": 5.0}
+DEFAULTS = {"--host": "127.0.0.1", "--port": 8484, "--queue": 32, "--ping": 5.0, "--cache-size": 10 << 30}
+BESIDE_BYTES = 64 << 20     # the process that renders templates, and request threads
 
 
 def main(args: dict[str, Any]) -> ExitStatus:
@@ -60,20 +71,25 @@ def main(args: dict[str, Any]) -> ExitStatus:
     tokenizer = open_tokenizer(container, model.vocab)
     templates = {"default": read_text(args["--chat-template"])} if args["--chat-template"] else section_json(container,
                                                                                                              "chat_template")
-    engine = Engine(container, model, ctx=args["--ctx"], n_threads=args["--threads"])
-    parallel = fitting(engine.plan, args["--parallel"], available_memory())
-    log.detail("\n  ".join(["memory, for one conversation", *engine.plan.lines()]))
-    if not policy.loopback and not keys:
+    least = (args["--parallel"] or 1) + (args["--cache-dir"] is not None)
+    most = max(least, (args["--parallel"] or DEFAULT_PARALLEL) + 1)
+    with started(args, container, model, sessions=(least, most), beside=BESIDE_BYTES) as engine:
+        return _serve(args, policy, engine, tokenizer, templates)
+
+
+def _serve(args: dict[str, Any], policy: Policy, engine: Engine, tokenizer: Tokenizer, templates: dict[str, Any]) -> ExitStatus:
+    """Until a signal or POST /v1/shutdown. One session more than answers at once is planned where it fits, for the shelf."""
+    container, plan, idle, metrics = engine.container, engine.plan, args["--idle-release"], Metrics()
+    parallel = args["--parallel"] or max(1, plan.sessions - 1)
+    shelf = Shelf(plan.kv_state // plan.sessions * (plan.sessions - parallel), _archive(args, engine, templates))
+    if not policy.loopback and not policy.keys:
         log.warn(f"--host {args['--host']}: anybody in that network may use this server; --api-key makes it ask for a key")
-    metrics = Metrics()
-    idle = args["--idle-release"]
-    worker = Worker(engine, tokenizer, parallel=parallel, waiting=args["--queue"], metrics=metrics, idle_s=None
-                    if idle is None else idle * 60)
-    prompter = Prompter(tokenizer, templates, section_json(container, "generation_config"), container.arch, model.vocab,
-                        engine.ctx,
-                        Grammars(tokenizer, model.vocab))
+    worker = Worker(engine, tokenizer, parallel=parallel, waiting=args["--queue"], metrics=metrics, shelf=shelf,
+                    idle_s=None if idle is None else idle * 60)
+    prompter = Prompter(tokenizer, templates, section_json(container, "generation_config"), container.arch, engine.vocab,
+                        engine.ctx, Grammars(tokenizer, engine.vocab))
     service = Service(worker, prompter, metrics, args["--alias"] or container.path.stem, _info(container, engine), args["--ping"],
-                      args["--log-prompts"])
+                      args["--log-prompts"], counters=engine.store.counters)
     server = Server(build(service, policy), args["--host"], args["--port"], answers=parallel + args["--queue"], max_body=MAX_BODY,
                     on_stop=worker.close)
     service.shutdown = lambda: threading.Thread(target=server.stop, name="moegg-stop").start()
@@ -108,19 +124,11 @@ def _keys(args: dict[str, Any]) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def fitting(plan: Any, wanted: int | None, available: int | None) -> int:
-    """How many conversations to hold: what was asked for, or up to four in half of the memory. Raises BudgetTooSmall."""
-    once = plan.anonymous - plan.kv_state
-
-    def most(limit: int) -> int:
-        return max(1, (limit - once) // max(1, plan.kv_state))
-    if wanted is None:
-        return DEFAULT_PARALLEL if available is None else min(DEFAULT_PARALLEL, most(available // 2))
-    if available is not None and once + wanted * plan.kv_state > available:
-        raise BudgetTooSmall(f"--parallel {wanted}: {wanted} conversations of {plan.ctx} tokens need "
-                             f"{fmt_bytes(once + wanted * plan.kv_state)}, available are {fmt_bytes(available)}; the most that fits "
-                             f"is --parallel {most(available)}, or use a smaller --ctx", "budget-small")
-    return wanted
+def _archive(args: dict[str, Any], engine: Engine, templates: dict[str, Any]) -> Archive | None:
+    """The folder of saved conversations, for this version, model, kv and template."""
+    if args["--cache-dir"] is None:
+        return None
+    return Archive(args["--cache-dir"], [__version__, engine.container.root.hex(), engine.kv, templates], args["--cache-size"])
 
 
 def _info(container: Container, engine: Engine) -> dict[str, Any]:

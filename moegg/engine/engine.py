@@ -198,6 +198,25 @@ class Engine:
             left = self.store.warming()
             progress(total - left, total)
 
+    @property
+    def span(self) -> int:
+        """Tokens that go through the layers together at best: of a long prompt whose experts stream, several ubatches."""
+        return self.ubatch * self.plan.groups
+
+    def release(self) -> None:
+        """Gives the memory of experts back, but for what a pass needs at least. Between passes, from the thread that runs them."""
+        self._hold(min(self.plan.cache, FileSizes(0, 0, expert_sizes(self.container.layers)).least_cache))
+
+    def restore(self) -> None:
+        """Takes that memory again, and fills it in the background."""
+        self._hold(self.plan.cache)
+        self.store.warm()
+
+    def _hold(self, cache: int) -> None:
+        if self.plan.experts:
+            with self._alone():
+                self.store.set_budget(cache)
+
     def cancel(self) -> None:
         """Stops the running pass before its next op (from another thread or a signal handler); step raises Cancelled."""
         self._executor.cancel()

@@ -59,6 +59,15 @@ class Session:
             del self.tokens[keep:]
             self.logits = None
 
+    @property
+    def rewinds(self) -> bool:
+        """Whether this session can always go back to any earlier token, apart from regimes."""
+        return self.state.rewinds
+
+    def saved_bytes(self, n: int) -> int:
+        """What a snapshot of n tokens takes, apart from ids and logits."""
+        return self.state.saved_bytes(n)
+
     def snapshot(self, n: int | None = None) -> Snapshot:
         """A copy of the state of the first reach(n) tokens (None: of all), which Session.restore of the same engine, or of one with the
         same file and settings, takes back."""

@@ -111,6 +111,15 @@ class SessionState:
         return all(not window or self.high - cap <= max(0, n - window + 1)
                    for window, cap in zip(self._windows, self.capacity, strict=True))
 
+    @property
+    def rewinds(self) -> bool:
+        """Whether nothing is ever forgotten: any n is in reach."""
+        return not self._floats and not any(self._windows)
+
+    def saved_bytes(self, n: int) -> int:
+        """Bytes of save(n)."""
+        return sum(x.nbytes for x in self._pieces(n, 0))
+
     def rewind(self, n: int) -> None:
         """Only the first n tokens count from now on; n in reach."""
         if n == 0:
@@ -147,6 +156,6 @@ class SessionState:
         """Views of what the first n tokens left: their blocks, or all of a ring that has turned, and the floats."""
         out = []
         for (k, v), cap in zip(self._kv, self.capacity, strict=True):
-            blocks = -(-n // BLOCK) if self.high <= cap else cap // BLOCK
+            blocks = -(-n // BLOCK) if max(n, self.high) <= cap else cap // BLOCK
             out += [k[:, :blocks], v[:, :blocks]]
         return out + [x[slot] for x in self._floats]

@@ -12,7 +12,7 @@ from moegg import log
 from moegg.server import stream
 from moegg.server.ask import Answer, Arguments, Ask, CallEnd, CallStart, Done, Event, Failed, Meta, Ping, Text, Usage
 from moegg.server.fields import Fields, items
-from moegg.server.openai import input_of, limit, stable, stops, tool, tool_call, variables_of
+from moegg.server.openai import input_of, limit, stops, tool, tool_call, variables_of
 from moegg.server.problem import anthropic_error, bad
 
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn", "cancelled": "end_turn"}
@@ -44,7 +44,7 @@ def _constraint(f: Fields) -> tuple[str, Any] | None:
 def _system(f: Fields) -> tuple[dict[str, Any], ...]:
     value = f.get("system", (str, list), "text or an array of text blocks", "")
     blocks = [value] if isinstance(value, str) else [_text_block(b) for b in items(value, "system")]
-    text = "\n\n".join(b for b in (stable(b) for b in blocks) if b)
+    text = "\n\n".join(filter(None, blocks))
     return ({"role": "system", "content": text},) if text else ()
 
 

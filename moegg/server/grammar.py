@@ -1,23 +1,21 @@
 """Constrained output: JSON objects, JSON schemas and forced calls, by token masks from llguidance (pip install 'moegg[grammar]').
 
 Owns what may come next: from the answer's first token, or from the end of the reasoning that the prompt opened. Refuses (501)
-without the package and for forms of calls it cannot force, and (400) schemas that llguidance does not understand.
+without the package, and (400) schemas that llguidance does not understand.
 """
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from moegg.server.ask import Ask
+from moegg.server.grammar_calls import calls, final, held
 from moegg.server.problem import Problem, bad
-from moegg.server.tools import TAGS, ToolFormat
+from moegg.server.tools import ToolFormat
 from moegg.tokenizer import Tokenizer
-
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class Grammars:
@@ -28,37 +26,25 @@ class Grammars:
         self._lock = threading.Lock()
         self._library: Any = None
 
-    def start(self, ask: Ask, form: ToolFormat) -> Constraint | None:
-        """The constraint of one answer, or None. form: how this model writes calls. Raises Problem 501 or 400."""
-        if ask.constraint is None and ask.tool_choice == "auto":
-            return None
-        if form.reasons:
-            raise Problem(501, "the form of an answer cannot be forced for this model, which marks every part of its output",
-                          param="response_format", code="unsupported")
+    def start(self, ask: Ask, form: ToolFormat, template: str | None) -> Constraint | None:
+        """The constraint of one answer, or None. form, template: how this model writes calls. Raises Problem 501 or 400."""
         if ask.constraint is not None:
             kind, value = ask.constraint
-            return self._make("json", {"type": "object"} if kind == "json" else value, "response_format")
-        if form is not TAGS:
-            raise Problem(501, f"tool_choice: calls in this model's form ({form.name}) cannot be forced; use 'auto'",
-                          param="tool_choice", code="unsupported")
-        return self._make("lark", self._calls(ask), "tool_choice")
-
-    def _calls(self, ask: Ask) -> str:
-        """A Lark grammar of one or more calls, of any tool or of the one that was named."""
+            schema = {"type": "object"} if kind == "json" else value
+            grammar = final(schema, self._special) if form.reasons else f"start: {held(schema)}\n"
+            return self._make(grammar, "response_format")
+        if ask.tool_choice == "auto":
+            return None
         named = ask.tool_choice[1] if isinstance(ask.tool_choice, tuple) else None
-        schemas = [_call_schema(t["function"]) for t in ask.tools if named in (None, t["function"]["name"])]
-        opening, closing = self._mark(OPEN), self._mark(CLOSE)
-        many = "+" if ask.parallel_calls and named is None else ""
-        rules = "\n".join(f"c{n}: %json {json.dumps(schema)}" for n, schema in enumerate(schemas))
-        either = " | ".join(f"c{n}" for n in range(len(schemas)))
-        return f'start: call{many}\ncall: {opening} "\\n" any "\\n" {closing}\nany: {either}\n{rules}\n'
+        functions = [t["function"] for t in ask.tools if named in (None, t["function"]["name"])]
+        many = ask.parallel_calls and named is None
+        return self._make(calls(form, template, functions, many, self._special), "tool_choice")
 
-    def _mark(self, tag: str) -> str:
-        """The tag as a token where the vocabulary has it as a special one, else as text."""
-        special = {self._tokenizer.token_bytes(i).decode("utf-8", "replace") for i in self._tokenizer.special_ids}
-        return tag if tag in special else json.dumps(tag)
+    def _special(self, text: str) -> list[tuple[int, int, int]]:
+        """(start, stop, id) of special tokens in `text`."""
+        return [(a, b, self._tokenizer.encode(text[a:b], special=True)[0]) for a, b in self._tokenizer.specials.spans(text)]
 
-    def _make(self, kind: str, value: Any, param: str) -> Constraint:
+    def _make(self, grammar: str, param: str) -> Constraint:
         try:
             import llguidance  # optional, and slow to set up
             import llguidance.numpy  # optional
@@ -69,19 +55,10 @@ class Grammars:
             if self._library is None:
                 self._library = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Vocabulary(self._tokenizer, self._vocab)))
         make = llguidance.LLMatcher
-        try:
-            grammar = make.grammar_from_json_schema(value) if kind == "json" else make.grammar_from_lark(value)
-        except ValueError as e:
-            raise bad(f"{param}: {str(e)[:300]}", param, "invalid_schema") from None
-        matcher = make(self._library, grammar, log_level=0)
+        matcher = make(self._library, make.grammar_from_lark(grammar), log_level=0)
         if matcher.is_error():
             raise bad(f"{param}: {' '.join(matcher.get_error().split())[:300]}", param, "invalid_schema")
         return Constraint(matcher, llguidance.numpy, self._tokenizer.eos_ids, self._vocab)
-
-
-def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    properties = {"name": {"const": function["name"]}, "arguments": function.get("parameters") or {"type": "object"}}
-    return {"type": "object", "properties": properties, "required": ["name", "arguments"], "additionalProperties": False}
 
 
 class _Vocabulary:

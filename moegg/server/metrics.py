@@ -19,6 +19,7 @@ _HELP = {
     "requests_waiting": ("gauge", "Answers in the queue"),
     "timelines": ("gauge", "Timelines that hold state"),
     "timeline_tokens": ("gauge", "Tokens in all timelines"),
+    "shelf_bytes": ("gauge", "Memory of kept states of other conversations"),
 }
 
 

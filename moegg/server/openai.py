@@ -32,8 +32,6 @@ from moegg.server.fields import Fields, items
 from moegg.server.problem import bad, openai_error
 
 MAX_N, MAX_STOPS, MAX_STOP_LENGTH, MAX_BIASES = 128, 64, 1024, 4096
-# Coding agents put a line first that holds a checksum of the request: every prompt would be new from its first line on.
-VOLATILE = ("x-anthropic-billing-header:",)
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -99,13 +97,6 @@ def variables_of(chosen: Mapping[str, Any], think: bool | None, effort: str | No
     think = False if think is None and effort == "none" else think
     given = {"reasoning_effort": effort, "enable_thinking": think}
     return {name: value for name, value in given.items() if value is not None} | dict(chosen)
-
-
-def stable(text: str) -> str:
-    """A system message without lines at its start that change with every request and tell the model nothing."""
-    while text.startswith(VOLATILE):
-        text = text.partition("\n")[2]
-    return text
 
 
 def content_text(value: Any, where: str) -> str:
@@ -255,7 +246,7 @@ def chat_messages(f: Fields) -> tuple[dict[str, Any], ...]:
             raise bad(f"{m.where}role: got nothing, expected one of {', '.join(ROLES)}", f"{m.where}role")
         role = {"developer": "system", "function": "tool"}.get(role, role)
         text = content_text(m.body.get("content"), f"{m.where}content")
-        message: dict[str, Any] = {"role": role, "content": stable(text) if role == "system" else text}
+        message: dict[str, Any] = {"role": role, "content": text}
         for key in ("name", "tool_call_id"):
             if m.text(key) is not None:
                 message[key] = m.text(key)

@@ -29,6 +29,12 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> Prob
     return Problem(400, message, param=param, code=code or "invalid_value")
 
 
+def too_long(tokens: int | str, ctx: int) -> Problem:
+    """A prompt that leaves no room for an answer."""
+    return Problem(400, f"the prompt has {tokens} tokens and the context holds {ctx}: no room for an answer; shorten the prompt, or "
+                   "start the server with a larger --ctx", param="messages", code="context_length_exceeded")
+
+
 def of(error: BaseException) -> Problem:
     """The Problem that an exception amounts to."""
     if isinstance(error, Problem):

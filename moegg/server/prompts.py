@@ -6,8 +6,9 @@ Everything that can be refused is refused here, before a response has begun. Run
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from moegg.chat import choose_template, encode_chat, render
@@ -15,7 +16,7 @@ from moegg.sampler import Sampler, SamplingParams
 from moegg.server import tools
 from moegg.server.ask import Ask
 from moegg.server.grammar import Grammars
-from moegg.server.problem import bad
+from moegg.server.problem import bad, too_long
 from moegg.server.voice import Voice
 from moegg.server.worker import Job
 from moegg.stream import reasoning_started, reasoning_tags
@@ -31,6 +32,8 @@ FIM = ((("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), False),
 FIM_ENDS = ("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<file_sep>", "<fim_pad>", "<|cursor|>")
 # Variables that would let a client write special tokens, or that this module sets itself.
 RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
+# Coding agents put a line first that holds a checksum of the request: every prompt would be new from its first line on.
+VOLATILE = ("x-anthropic-billing-header:",)
 # how models are asked for calls whose template says nothing about tools
 TOOL_INTRO = ("You may call the functions below. To call one, write a line with <tool_call>, then one JSON object "
               '{"name": <function name>, "arguments": <object>}, then </tool_call>. The functions, as JSON:\n')
@@ -60,12 +63,25 @@ class Prompter:
 
     def prompts(self, ask: Ask) -> list[Prompt]:
         """The prompts of a request. Raises Problem and BadRequest for what the model or its template cannot take."""
+        self._check_length(ask)
         if ask.messages is not None and not (ask.prompts and choose_template(self.templates) is None):
             return [self._chat(ask)]
         if ask.suffix is not None:
             return [self._infill(text, ask.suffix) for text in ask.prompts]
         return [Prompt(self._checked(p) if isinstance(p, tuple) else tuple(self.tokenizer.encode(p, add_bos=True)), raw=True)
                 for p in ask.prompts]
+
+    def _check_length(self, ask: Ask) -> None:
+        """Refuses what cannot fit before anybody reads it: a token is at most so many characters."""
+        texts = [_text_of(m) for m in ask.messages or ()] + [p for p in ask.prompts if isinstance(p, str)] + [ask.suffix or ""]
+        least = max(sum(map(len, texts)) if ask.messages else max(map(len, texts)), 0) // self._longest
+        if least >= self.ctx:
+            raise too_long(f"at least {least}", self.ctx)
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(len(self.tokenizer.token_bytes(i)) for i in range(self.vocab))
 
     def template(self, ask: Ask) -> str:
         template = choose_template(self.templates, ask.tools)
@@ -93,10 +109,11 @@ class Prompter:
 
     def _parts(self, ask: Ask, template: str) -> tuple[list[Mapping[str, Any]], Sequence[Any] | None]:
         """Messages and tools for the template; as text in the messages if it knows nothing of tools."""
-        used = ask.tools or any(m.get("tool_calls") or m["role"] == "tool" for m in ask.messages)
+        messages = list(stable(ask.messages))
+        used = ask.tools or any(m.get("tool_calls") or m["role"] == "tool" for m in messages)
         if not used or "tools" in template:
-            return list(ask.messages), ask.tools or None
-        return plain_tools(ask.messages, ask.tools), None
+            return messages, ask.tools or None
+        return plain_tools(messages, ask.tools), None
 
     def _variables(self, ask: Ask) -> dict[str, Any]:
         for name, value in ask.variables.items():
@@ -145,7 +162,7 @@ class Prompter:
                 seed = None if params.seed is None else params.seed + k
                 out.append(Job(list(prompt.ids), Sampler(params, seed), self._voice(ask, prompt, template, form),
                                self._ends(ask, prompt),
-                               ask.max_tokens, ask.logprobs, self.grammars.start(ask, form)))
+                               ask.max_tokens, ask.logprobs, self.grammars.start(ask, form, template)))
         return out
 
     def _form(self, template: str | None) -> tools.ToolFormat:
@@ -177,6 +194,19 @@ class Prompter:
         tags = None if form.reasons else reasoning_tags(template)
         return Voice(self.tokenizer, tags=tags, thinking=prompt.thinking, inline=not ask.split_reasoning, stops=ask.stop, calls=calls,
                      parallel_calls=ask.parallel_calls, continues=prompt.raw or ask.continues)
+
+
+def stable(messages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Messages without what changes with every request and tells the model nothing: lines at the start of system messages."""
+    for m in messages:
+        text = _text_of(m) if m["role"] == "system" else ""
+        if not text.startswith(VOLATILE):
+            yield m
+            continue
+        while text.startswith(VOLATILE):
+            text = text.partition("\n")[2].lstrip("\n")
+        if text:
+            yield {**m, "content": text}
 
 
 def _text_of(message: Mapping[str, Any]) -> str:

@@ -21,7 +21,6 @@ from moegg.server.openai import (
     function_tools,
     limit,
     sampling,
-    stable,
     stops,
     tool_call,
     variables_of,
@@ -76,8 +75,7 @@ def _messages(f: Fields) -> tuple[dict[str, Any], ...]:
             if role is None:
                 raise bad(f"{item.where}role: got nothing, expected one of {', '.join(ROLES)}", f"{item.where}role")
             text = content_text(item.body.get("content"), f"{item.where}content")
-            message: dict[str, Any] = {"role": "system", "content": stable(text)} if role in ("system", "developer") else {
-                "role": role, "content": text}
+            message: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": text}
             if role == "assistant" and thoughts:
                 message["reasoning_content"], thoughts = thoughts, ""
             out.append(message)

@@ -1,24 +1,18 @@
-"""The timelines of the server: which one a prompt continues, and which one it may overwrite. Used by the engine thread only.
+"""The timelines of the server: which one a prompt continues, which one it may overwrite, and where else its beginning is found.
 
-A timeline is a Session with its own KV state. At most `limit` of them exist, made when needed. Reuse is the longest common
-prefix of token ids that the session can still rewind to (rings cannot go back further than they hold).
-Refuses to share a prefix between two timelines: a Session's state cannot be copied yet.
+A timeline is a Session with its own state. At most `limit` of them exist, made when needed. A prompt's beginning may be in an idle
+timeline, which then goes on with it; in another one, busy or not, from which it is copied; or on the shelf (shelf.py).
+Used by the engine thread only.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from moegg.engine import Engine, Session
+from moegg.server.shelf import LEAST_TOKENS, Entry, Shelf, common_prefix
 
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix; by bisection, so that comparing runs at the speed of list slices."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        mid = (low + high + 1) // 2
-        low, high = (mid, high) if a[low:mid] == b[low:mid] else (low, mid - 1)
-    return low
+COPIED_PER_READ = 64        # tokens whose state is copied in the time in which one is evaluated, or rather fewer
 
 
 @dataclass(eq=False)
@@ -29,53 +23,96 @@ class Timeline:
     busy: bool = False
     used: int = 0
 
-    def reusable(self, prompt: Sequence[int]) -> int:
+    def reusable(self, prompt: list[int]) -> int:
         """How many tokens of `prompt` need no evaluation here; less than all of them, because logits are needed."""
         session = self.session
         common = common_prefix(session.tokens, prompt)
         if common == len(prompt) == len(session) and session.logits is not None:
             return common
-        n = min(common, len(prompt) - 1)
-        return session.reach(n)
+        return session.reach(min(common, len(prompt) - 1))
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to begin with a prompt. target: the timeline to use, None for a new one; source: what to copy there, None to go on in
+    place; kept: tokens. worth: tokens that it saves, less what others may miss later."""
+    worth: float
+    target: Timeline | None
+    source: Timeline | Entry | None
+    kept: int
 
 
 @dataclass
 class Timelines:
-    """At most `limit` timelines of `engine`."""
+    """At most `limit` timelines of `engine`. rewinds: whether any earlier token can be gone back to."""
     engine: Engine
     limit: int
+    shelf: Shelf = field(default_factory=Shelf)
     all: list[Timeline] = field(default_factory=list)
+    rewinds: bool = field(init=False)
     _clock: int = 0
 
-    def idle(self) -> bool:
-        """Whether `take` would succeed."""
-        return len(self.all) < self.limit or any(not t.busy for t in self.all)
+    def __post_init__(self) -> None:
+        self.rewinds = self.engine.session().rewinds
 
-    def take(self, prompt: Sequence[int]) -> tuple[Timeline, int]:
-        """The timeline on which `prompt` is cheapest, now busy, rewound to what it keeps; and how many tokens that is.
+    def idle(self) -> list[Timeline]:
+        """Those that nobody uses, the freshest first."""
+        return sorted((t for t in self.all if not t.busy), key=lambda t: -t.used)
 
-        Cheapest counts what is saved, and what another conversation may miss later: the fresher, the dearer.
-        """
-        free = sorted((t for t in self.all if not t.busy), key=lambda t: -t.used)
-        best, score = None, 0.0
-        for rank, t in enumerate(free):
-            kept = t.reusable(prompt)
-            value = kept - (len(t.session) - kept) / (2 + rank)
-            if best is None or value > score:
-                best, score = t, value
-        if best is None or score <= 0 < len(best.session) and len(self.all) < self.limit:
-            best = Timeline(len(self.all), self.engine.session())
-            self.all.append(best)
-        best.busy = True
-        return best, self._rewind(best.session, prompt, best.reusable(prompt))
+    def seen(self, prompt: list[int]) -> int:
+        """How much of the beginning of `prompt` was read before, even if no state is left that could go back to its end."""
+        known = [t.session.tokens for t in self.all] + [e.tokens for e in self.shelf.entries]
+        return max((common_prefix(tokens, prompt) for tokens in known), default=0)
 
-    def _rewind(self, session: Session, prompt: Sequence[int], kept: int) -> int:
-        if kept == len(prompt):
-            return kept
-        kept = session.rewind(kept)
-        if kept and self.engine.regime(kept) != self.engine.regime(len(prompt)):
-            return session.rewind(0)
-        return kept
+    def saves(self, prompt: list[int]) -> int:
+        """How many tokens of `prompt` would need no evaluation."""
+        return self._best(prompt).kept
+
+    def take(self, prompt: list[int]) -> tuple[Timeline, int]:
+        """The timeline on which `prompt` is cheapest, now busy, rewound to what it keeps; and how many tokens that is."""
+        way = self._best(prompt)
+        target, source, kept = way.target, way.source, way.kept
+        if target is None:
+            target = Timeline(len(self.all), self.engine.session())
+            self.all.append(target)
+        target.busy, session = True, target.session
+        if source is not None or 2 * kept < len(session):
+            self.shelf.put(session, spare=source)
+        if isinstance(source, Timeline):
+            session.copy_from(source.session, kept)
+        elif source is not None and not self.shelf.give(source, session):
+            session.rewind(0)
+        return target, session.rewind(kept)
+
+    def _best(self, prompt: list[int]) -> Way:
+        return max(self._ways(prompt), key=lambda way: way.worth)
+
+    def _ways(self, prompt: list[int]) -> Iterator[Way]:
+        """All ways; what another conversation loses counts the more the fresher it is."""
+        idle, room = self.idle(), len(self.all) < self.limit
+        weight = {id(t): 1 / (2 + rank) for rank, t in enumerate(idle)}
+        for t in idle:
+            kept = self._fit(t.reusable(prompt), prompt)
+            yield Way(kept - (len(t.session) - kept) * weight[id(t)], t, None, kept)
+        if room:
+            yield Way(0, None, None, 0)
+        sources = [(t, t.reusable(prompt)) for t in self.all] + [(e, self._of_entry(e.tokens, prompt)) for e in self.shelf.entries]
+        for source, kept in sources:
+            kept = self._fit(min(kept, len(prompt) - 1), prompt)
+            others = [t for t in idle if t is not source]
+            if kept >= LEAST_TOKENS and (room or others):
+                target = None if room else min(others, key=lambda t: len(t.session) * weight[id(t)])
+                lost = 0 if room else len(target.session) * weight[id(target)]
+                yield Way(kept - kept / COPIED_PER_READ - lost, target, source, kept)
+
+    def _fit(self, n: int, prompt: list[int]) -> int:
+        """n, or 0 where n tokens and the whole prompt have different rope regimes."""
+        return n if self.engine.regime(n) == self.engine.regime(len(prompt)) else 0
+
+    def _of_entry(self, tokens: list[int], prompt: list[int]) -> int:
+        """What is of use of a kept state; all or nothing if it cannot go back."""
+        n = min(common_prefix(tokens, prompt), len(prompt) - 1)
+        return n if n == len(tokens) or self.rewinds and self.engine.regime(n) == self.engine.regime(len(tokens)) else 0
 
     def give(self, timeline: Timeline, sound: bool = True) -> None:
         """Back to the pool; unsound state is forgotten."""
@@ -84,8 +121,13 @@ class Timelines:
         if not sound:
             timeline.session.rewind(0)
 
+    def save(self) -> bool:
+        """One step towards having every idle conversation in a file, if there is a folder for them; False if nothing is left."""
+        return self.shelf.save(t.session for t in self.idle())
+
     def clear(self) -> None:
-        """Gives the memory of all idle timelines back."""
+        """Gives the memory of all idle timelines back, and that of the shelf."""
+        self.shelf.clear()
         self.all = [t for t in self.all if t.busy]
         for n, t in enumerate(self.all):
             t.id = n

@@ -28,6 +28,8 @@ _KNOWN = ("assistant", "analysis", "commentary", "final", "json", "code")      #
 
 def channels(t: Text, clerk: Clerk, signatures: Signatures, calling: bool) -> Steps[None]:
     """Reads the whole output. Without tools (`calling` false) a message to a recipient is mere text of its channel."""
+    if (yield from t.ahead(0, "to=")) and (header := (yield from _header(t))):      # of the message that the prompt opened
+        yield from _message(t, header, clerk, signatures, calling)
     while True:
         word = yield from released(t, clerk.say, (START, CHANNEL, *ENDS))
         if not word:

@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,17 +20,22 @@ import numpy as np
 
 from moegg import log
 from moegg.engine import Engine
+from moegg.errors import Cancelled
 from moegg.sampler import Sampler, logprobs
 from moegg.server import problem
 from moegg.server.ask import Done, Event, Failed, Progress, Timings, Usage
 from moegg.server.metrics import Metrics
 from moegg.server.problem import Problem
 from moegg.server.sessions import Timeline, Timelines
+from moegg.server.shelf import LEAST_TOKENS, Shelf, common_prefix
 from moegg.server.voice import Voice, token_log
 from moegg.tokenizer import Tokenizer
 
 MAX_PARALLEL = 64               # sessions in one Engine.step
-PREFILL_BESIDE_DECODE = 128     # prompt tokens in a pass while others wait for their next token
+PREFILL_BESIDE_DECODE = 128     # prompt tokens in a pass while others wait for their next token; more if each pass reads the disk
+SAVE_AFTER_S = 2.0              # without work, before conversations are written to files
+SAVE_AT_STOP_S = 20.0
+TURN_TOKENS = 64                # at most so many tokens at a prompt's end only ask for an answer
 
 
 class Constraint(Protocol):
@@ -46,8 +51,12 @@ class Constraint(Protocol):
 
 @dataclass(eq=False)
 class Job:
-    """One answer to be made. ends: ids that end it. logs: alternatives to log, or None."""
-    prompt: Sequence[int]
+    """One answer to be made. ends: ids that end it. logs: alternatives to log, or None.
+
+    behind: the job whose prompt begins alike, which reads the first `shared` tokens for both. marks: lengths at which the state is
+    put on the shelf, because it cannot go back to them later.
+    """
+    prompt: list[int]
     sampler: Sampler
     voice: Voice
     ends: frozenset[int]
@@ -59,6 +68,9 @@ class Job:
     run: Run | None = None
     timeline: Timeline | None = None
     cached: int = 0
+    behind: Job | None = None
+    shared: int = 0
+    marks: set[int] = field(default_factory=set)
     pending: int | None = None          # sampled, not evaluated yet
     made: int = 0
     times: list[float] = field(default_factory=list)        # queued, started, prompt read, over
@@ -68,9 +80,15 @@ class Job:
         return self.pending is None
 
     @property
-    def left(self) -> Sequence[int]:
+    def left(self) -> list[int]:
         """Prompt tokens that are not evaluated."""
         return self.prompt[len(self.timeline.session):]
+
+    @property
+    def next(self) -> list[int]:
+        """Of these, those before the next mark."""
+        at = len(self.timeline.session)
+        return self.prompt[at:min((m for m in self.marks if m > at), default=len(self.prompt))]
 
 
 class Run:
@@ -81,22 +99,29 @@ class Run:
         self.jobs = list(jobs)
         self.events: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
         self.cancelled = False
+        self.on_cancel: Callable[[], None] = lambda: None
         for n, job in enumerate(self.jobs):
             job.index, job.run = n, self
 
     def cancel(self) -> None:
         """Ends all answers of this run before the next pass; from any thread, any number of times."""
-        self.cancelled = True
+        if not self.cancelled:
+            self.cancelled = True
+            self.on_cancel()
 
 
 class Worker:
-    """Owns `engine`. parallel: answers at once; waiting: answers in the queue besides; idle_s: when to give timelines back."""
+    """Owns `engine`. parallel: answers at once; waiting: answers in the queue besides; idle_s: when to give memory back; shelf: for
+    the states of other conversations."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, *, parallel: int, waiting: int, metrics: Metrics,
-                 idle_s: float | None = None):
+                 idle_s: float | None = None, shelf: Shelf | None = None):
         self.engine, self.parallel, self.waiting, self.metrics = engine, min(parallel, MAX_PARALLEL), waiting, metrics
         self._tokenizer, self._idle_s = tokenizer, idle_s
-        self._timelines = Timelines(engine, self.parallel)
+        self._timelines = Timelines(engine, self.parallel, shelf or Shelf())
+        self._beside = min(PREFILL_BESIDE_DECODE, engine.ubatch) if engine.plan.all_fits else engine.ubatch
+        self._passing: set[Run] = set()     # whose tokens are in the pass that runs
+        self._released = False
         self._change = threading.Condition()
         self._queue: deque[Job] = deque()
         self._running: list[Job] = []
@@ -115,6 +140,7 @@ class Worker:
             self._check(job.prompt)
         with self._change:
             self.check_room(len(run.jobs))
+            run.on_cancel = self._hasten
             now = time.monotonic()
             for job in run.jobs:
                 job.times.append(now)
@@ -138,9 +164,7 @@ class Worker:
 
     def _check(self, prompt: Sequence[int]) -> None:
         if len(prompt) >= self.engine.ctx:
-            raise Problem(400, f"the prompt has {len(prompt)} tokens and the context holds {self.engine.ctx}: no room for an answer; "
-                          "shorten the prompt, or start the server with a larger --ctx", param="messages",
-                          code="context_length_exceeded")
+            raise problem.too_long(len(prompt), self.engine.ctx)
         self.engine.check(prompt, 0)
 
     def cancel(self, id: str | None = None) -> int:
@@ -152,10 +176,22 @@ class Worker:
             self._change.notify()
             return len(jobs)
 
+    def _hasten(self) -> None:
+        """Stops the pass that runs if nobody in it wants its results any more."""
+        with self._change:
+            if self._passing and all(run.cancelled for run in self._passing):
+                self.engine.cancel()
+
     def state(self) -> list[dict[str, Any]]:
         """The timelines, for people who look; no text."""
-        return [{"id": t.id, "n_ctx": self.engine.ctx, "is_processing": t.busy, "n_tokens": len(t.session)}
-                for t in list(self._timelines.all)]
+        with self._change:
+            jobs = {id(j.timeline): j for j in self._running}
+        out = []
+        for t in list(self._timelines.all):
+            job = jobs.get(id(t))
+            more = {} if job is None else {"n_prompt": len(job.prompt), "n_cached": job.cached, "n_decoded": job.made}
+            out.append({"id": t.id, "n_ctx": self.engine.ctx, "is_processing": t.busy, "n_tokens": len(t.session), **more})
+        return out
 
     @property
     def stopping(self) -> bool:
@@ -195,16 +231,24 @@ class Worker:
             self._queue.clear()
         for job in left:
             self._end(job, Failed(Problem(503, "the server is stopping", code="stopping", headers={"Retry-After": "5"})))
+        end = time.monotonic() + SAVE_AT_STOP_S
+        while time.monotonic() < end and self._timelines.save():
+            pass
 
     def _rest(self) -> None:
-        """Waits for work, at most a second; gives the timelines back once there was none for long enough."""
+        """Waits for work, at most a second. Without any for long enough, conversations are saved, and memory is given back."""
         with self._change:
             if self._queue or self._stopping or self._change.wait(min(1.0, self._idle_s or 1.0)):
                 return
-        if self._idle_s is not None and self._timelines.all and time.monotonic() - self._last >= self._idle_s:
+        idle = time.monotonic() - self._last
+        if idle >= SAVE_AFTER_S and self._timelines.save():
+            return
+        if self._idle_s is not None and not self._released and idle >= self._idle_s:
             self._timelines.clear()
+            self.engine.release()
+            self._released = True
             self._gauges()
-            log.detail("nobody asked for a while: the timelines are given back")
+            log.detail("nobody asked for a while: the memory of conversations and experts is given back")
 
     def _admit(self) -> None:
         """Moves jobs from the queue to timelines, first come first served, and drops those that are cancelled."""
@@ -222,46 +266,83 @@ class Worker:
                 self._finish(job, "cancelled")
                 continue
             job.times.append(time.monotonic())
+        for job in [j for j in self._running if j.timeline is None]:
             try:
-                job.timeline, job.cached = self._timelines.take(job.prompt)
+                if not self._waits(job):
+                    self._begin(job)
             except Exception as e:      # memory for a new timeline
                 self._fail([job], e)
-                continue
-            self.metrics.add("prompt_tokens_cached_total", job.cached)
-            job.run.events.put((job.index, Progress(job.cached, len(job.prompt), job.cached)))
-            if job.cached == len(job.prompt):
-                self._advance(job)
         self._gauges()
+
+    def _waits(self, job: Job) -> bool:
+        """Whether another job is reading what this one would have to read again."""
+        if job.behind in self._running and len(job.behind.timeline.session) < job.shared:
+            return True
+        ahead = [j for j in self._running if j.timeline and j.reading]
+        job.behind = max(ahead, key=lambda j: common_prefix(j.prompt, job.prompt), default=None)
+        if job.behind is None:
+            return False
+        job.shared = min(common_prefix(job.behind.prompt, job.prompt), len(job.prompt) - 1)
+        if job.shared <= len(job.behind.timeline.session) or job.shared - self._timelines.saves(job.prompt) < LEAST_TOKENS:
+            return False
+        if not self._timelines.rewinds:
+            job.behind.marks.add(job.shared)
+        return True
+
+    def _begin(self, job: Job) -> None:
+        """Gives a job its timeline, with what is known of its prompt already."""
+        if self._released:
+            self.engine.restore()
+            self._released = False
+        if not self._timelines.rewinds:
+            asks = next((n for n in range(1, min(TURN_TOKENS, len(job.prompt))) if job.prompt[-n] in job.ends), 2)
+            job.marks |= {self._timelines.seen(job.prompt), len(job.prompt) - asks + 1}
+        job.timeline, job.cached = self._timelines.take(job.prompt)
+        self.metrics.add("prompt_tokens_cached_total", job.cached)
+        job.run.events.put((job.index, Progress(job.cached, len(job.prompt), job.cached)))
+        if job.cached == len(job.prompt):
+            self._advance(job)
 
     def _pass(self) -> None:
         """One forward pass, and what follows from its logits."""
-        writing = [j for j in self._running if not j.reading]
-        reading = [j for j in self._running if j.reading]
-        work: list[tuple[Job, Sequence[int]]] = [(j, [j.pending]) for j in writing]
-        room = max(1, min(self.engine.ubatch - len(writing), PREFILL_BESIDE_DECODE if writing else self.engine.ubatch))
+        writing = [j for j in self._running if j.timeline and not j.reading]
+        reading = [j for j in self._running if j.timeline and j.reading]
+        work: list[tuple[Job, list[int]]] = [(j, [j.pending]) for j in writing]
+        room = max(1, min(self.engine.ubatch - len(writing), self._beside)) if writing else self.engine.span
         self._turn += 1
         for n in range(len(reading)):
             job = reading[(self._turn + n) % len(reading)]
             if room > 0:
-                work.append((job, job.left[:room]))
+                work.append((job, job.next[:room]))
                 room -= len(work[-1][1])
         start = time.monotonic()
+        with self._change:
+            self._passing = {j.run for j, _ in work}
         try:
             self.engine.step([(j.timeline.session, tokens) for j, tokens in work], cancel=lambda: self._stopping)
-        except Exception as e:
+        except Exception as e:          # Cancelled: by a stop, or by all whose pass it was
             if not self._stopping:
-                self._fail([j for j, _ in work], e)
+                self._fail([j for j, _ in work if not (isinstance(e, Cancelled) and j.run.cancelled)], e)
             return
-        spent = time.monotonic() - start
-        self.metrics.add("prompt_seconds_total" if reading else "answer_seconds_total", spent)
+        finally:
+            with self._change:
+                self._passing = set()
+        self.metrics.add("prompt_seconds_total" if reading else "answer_seconds_total", time.monotonic() - start)
         self.metrics.add("passes_total")
         self.metrics.add("pass_tokens_total", sum(len(tokens) for _, tokens in work))
         for job, tokens in work:
-            if job.reading:
-                self.metrics.add("prompt_tokens_total", len(tokens))
-                job.run.events.put((job.index, Progress(len(job.timeline.session), len(job.prompt), job.cached)))
-            if not job.left or not job.reading:
-                self._advance(job)
+            self._evaluated(job, len(tokens))
+
+    def _evaluated(self, job: Job, n: int) -> None:
+        """n more tokens of a job have been evaluated."""
+        session = job.timeline.session
+        if job.reading:
+            self.metrics.add("prompt_tokens_total", n)
+            job.run.events.put((job.index, Progress(len(session), len(job.prompt), job.cached)))
+            if len(session) in job.marks:
+                self._timelines.shelf.put(session)
+        if not job.left or not job.reading:
+            self._advance(job)
 
     def _advance(self, job: Job) -> None:
         """Chooses the next token of a job whose logits are there, and ends the answer where it ends."""
@@ -341,3 +422,4 @@ class Worker:
         held = list(self._timelines.all)
         self.metrics.set("timelines", len(held))
         self.metrics.set("timeline_tokens", sum(len(t.session) for t in held))
+        self.metrics.set("shelf_bytes", self._timelines.shelf.nbytes)

@@ -32,6 +32,8 @@ def tiny_tokenizer(vocab=VOCAB):
 
 
 class ScriptedSession:
+    rewinds = True
+
     def __init__(self):
         self.tokens, self.logits, self.said, self.wrote = [], None, None, 0
 
@@ -47,6 +49,12 @@ class ScriptedSession:
             self.logits = None
         return len(self.tokens)
 
+    def saved_bytes(self, n):
+        return 4 * n
+
+    def copy_from(self, other, n):
+        self.tokens, self.logits = other.tokens[:n], None
+
 
 class ScriptedEngine:
     """reply: text, or ids. gate: if set, a threading.Event that every pass waits for. faults: exceptions to raise, one per pass."""
@@ -56,6 +64,7 @@ class ScriptedEngine:
         self.tokenizer = tokenizer
         self.reply = tokenizer.encode(reply, special=True) if isinstance(reply, str) else list(reply)
         self.gate, self.faults, self.passes = None, [], []
+        self.span, self.plan, self.released = ubatch, SimpleNamespace(all_fits=True), None
 
     def session(self):
         return ScriptedSession()
@@ -71,6 +80,12 @@ class ScriptedEngine:
 
     def cancel(self):
         pass
+
+    def release(self):
+        self.released = True
+
+    def restore(self):
+        self.released = False
 
     def step(self, work, *, progress=None, cancel=None):
         self.passes.append([len(tokens) for _, tokens in work])
@@ -97,11 +112,11 @@ def prompter_for(tokenizer, engine, template=TEMPLATE, generation=None, **change
 
 
 @contextmanager
-def serving(engine, tokenizer, *, policy=None, parallel=4, queue=8, template=TEMPLATE, idle_s=None, ping_s=5.0, threads=None,
+def serving(engine, tokenizer, *, policy=None, parallel=4, queue=8, template=TEMPLATE, idle_s=None, ping_s=5.0, shelf=None,
             **more):
     """A real server on a free port of 127.0.0.1; gives a namespace with client, worker, metrics, service, server."""
     metrics = Metrics()
-    worker = Worker(engine, tokenizer, parallel=parallel, waiting=queue, metrics=metrics, idle_s=idle_s)
+    worker = Worker(engine, tokenizer, parallel=parallel, waiting=queue, metrics=metrics, idle_s=idle_s, shelf=shelf)
     service = Service(worker, prompter_for(tokenizer, engine, template), metrics, "tiny", ping_s=ping_s, **more)
     server = Server(build(service, policy or Policy()), "127.0.0.1", 0, answers=parallel + queue, max_body=MAX_BODY,
                     on_stop=worker.close)

@@ -1,9 +1,15 @@
-"""The real client packages against the server, where they are installed (openai, anthropic); the default suite skips them."""
+"""The real client packages against the server, where they are installed; the default suite skips them."""
+import json
+import os
+import shutil
+import subprocess
 import warnings
 
 import pytest
 
-from tests.server.scripted import TEMPLATE
+from moegg.server.app import MAX_BODY
+from moegg.server.guard import Policy
+from tests.server.scripted import TEMPLATE, until
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 MESSAGES = [{"role": "user", "content": "x"}]
@@ -133,3 +139,90 @@ def test_a_tool_round_trip_through_the_clients(serve, openai_client, anthropic_c
         back = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": r.content[-1].id, "content": "12"}]}
         assert a.messages.create(model="m", max_tokens=9, messages=[*MESSAGES, {"role": "assistant", "content": r.content}, back],
                                  tools=tools).content
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["n"], "additionalProperties": False}
+
+
+def test_json_schemas_and_forced_calls_through_the_clients(serve, openai_client, anthropic_client):
+    pytest.importorskip("llguidance")
+    tool = {"name": "add", "description": "adds", "input_schema": SCHEMA}
+    with serve("nonsense " * 9, ctx=2048) as s, openai_client(s) as o, anthropic_client(s) as a:
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+        r = o.chat.completions.create(model="m", messages=MESSAGES, response_format=form, temperature=1, seed=3)
+        assert set(json.loads(r.choices[0].message.content)) == {"n"}
+        r = o.responses.create(model="m", input="x", text={"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}})
+        assert set(json.loads(r.output_text)) == {"n"}
+        function = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
+        r = o.chat.completions.create(model="m", messages=MESSAGES, tools=[function], parallel_tool_calls=False, tool_choice="required")
+        assert set(json.loads(r.choices[0].message.tool_calls[0].function.arguments)) == {"n"}
+        r = a.messages.create(model="m", max_tokens=99, messages=MESSAGES, tools=[tool], tool_choice={"type": "tool", "name": "add"})
+        assert set(r.content[0].input) == {"n"} and r.stop_reason == "tool_use"
+
+
+def test_stops_and_torn_characters_through_the_clients(serve, openai_client, anthropic_client):
+    with serve("客单价 alpha beta gamma 👩‍👩‍👧") as s, openai_client(s) as o, anthropic_client(s) as a:
+        for stop, text in (("ta gam", "客单价 alpha be"), (None, "客单价 alpha beta gamma 👩‍👩‍👧")):
+            chunks = o.chat.completions.create(model="m", messages=MESSAGES, stream=True, stop=stop)
+            assert "".join(c.choices[0].delta.content or "" for c in chunks) == text
+            options = {"stop_sequences": [stop]} if stop else {}
+            with a.messages.stream(model="m", max_tokens=200, messages=MESSAGES, **options) as stream:
+                assert "".join(stream.text_stream) == text and stream.get_final_message().stop_sequence == stop
+
+
+def test_two_clients_at_once_and_one_that_leaves(serve, openai_client):
+    with serve([300] * 20_000, ctx=10_000, parallel=2, step_s=0.002) as s, openai_client(s) as one, openai_client(s) as two:
+        streams = [c.chat.completions.create(model="m", messages=MESSAGES, stream=True) for c in (one, two)]
+        for _ in range(5):
+            assert [next(stream).object for stream in streams] == ["chat.completion.chunk"] * 2
+        streams[0].close()
+        until(lambda: s.worker.load() == (1, 0))
+        assert next(streams[1]).choices and s.metrics.value("answers_total", end="cancelled") == 1
+        streams[1].close()
+        until(lambda: s.worker.load() == (0, 0))
+
+
+def test_refusals_are_the_clients_own_errors(serve, openai_client, anthropic_client):
+    import anthropic
+    import openai
+    with serve("hello", policy=Policy(keys=("secret",))) as s, openai_client(s) as o, anthropic_client(s) as a:
+        with pytest.raises(openai.AuthenticationError):
+            o.models.list()
+        with pytest.raises(anthropic.AuthenticationError):
+            a.messages.create(model="m", max_tokens=9, messages=MESSAGES)
+    huge = [{"role": "user", "content": "x" * (MAX_BODY + 1)}]
+    with serve("hello") as s, openai_client(s) as o, anthropic_client(s) as a:
+        with pytest.raises(openai.APIStatusError) as e:
+            o.chat.completions.create(model="m", messages=huge)
+        assert e.value.status_code == 413
+        with pytest.raises(anthropic.APIStatusError) as e:
+            a.messages.create(model="m", max_tokens=9, messages=huge)
+        assert e.value.status_code == 413
+
+
+NODE = """
+const OpenAI = require('openai').default, url = process.argv[1];
+(async () => {
+  const c = new OpenAI({ baseURL: url, apiKey: 'k', maxRetries: 0 });
+  const messages = [{ role: 'user', content: 'x' }];
+  const whole = await c.chat.completions.create({ model: 'm', messages });
+  let text = '', usage = null;
+  for await (const chunk of await c.chat.completions.create({ model: 'm', messages, stream: true, stream_options: { include_usage: true } })) {
+    text += chunk.choices[0]?.delta?.content ?? '';
+    usage = chunk.usage ?? usage;
+  }
+  const reply = await c.responses.create({ model: 'm', input: 'x' });
+  const wrong = await c.models.retrieve('other').catch(e => e.status);
+  console.log(JSON.stringify([whole.choices[0].message.content, text, usage.total_tokens > 3, reply.output_text, wrong]));
+})();
+"""
+
+
+def test_openai_for_node(serve):
+    """Where MOEGG_TEST_NODE is a folder in which `npm install openai` has run."""
+    folder, node = os.environ.get("MOEGG_TEST_NODE"), shutil.which("node")
+    if not folder or not node:
+        pytest.skip("no node, or MOEGG_TEST_NODE names no folder with the package openai")
+    with serve("hello wörld") as s:
+        done = subprocess.run([node, "-e", NODE, f"http://127.0.0.1:{s.client.port}/v1"], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout) == ["hello wörld", "hello wörld", True, "hello wörld", 404], done.stderr

@@ -6,31 +6,12 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from types import SimpleNamespace
 
 import pytest
 
-from moegg.commands.server import _keys, fitting
-from moegg.errors import BudgetTooSmall, IOFailure, UsageError
+from moegg.commands.server import _keys
+from moegg.errors import IOFailure, UsageError
 from moegg.server.serve import Server
-
-GIB = 1 << 30
-
-
-def plan(kv, rest, ctx=4096):
-    return SimpleNamespace(kv_state=kv, anonymous=kv + rest, ctx=ctx)
-
-
-@pytest.mark.parametrize("wanted, available, n", [(None, None, 4), (None, 100 * GIB, 4), (None, 6 * GIB, 2), (None, GIB, 1),
-                                                  (8, None, 8), (8, 9 * GIB, 8)])
-def test_how_many_conversations_fit(wanted, available, n):
-    assert fitting(plan(GIB, GIB), wanted, available) == n
-
-
-def test_too_many_conversations_are_refused_with_the_number_that_fits():
-    with pytest.raises(BudgetTooSmall,
-                       match=r"--parallel 8: .* need 9.0 GiB, available are 6.0 GiB; the most that fits is --parallel 5"):
-        fitting(plan(GIB, GIB), 8, 6 * GIB)
 
 
 def test_keys_come_from_options_and_files(tmp_path):

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from moegg.errors import InternalError
-from moegg.server.sessions import Timelines, common_prefix
+from moegg.server.sessions import Timelines
+from moegg.server.shelf import common_prefix
 from tests.server.scripted import ScriptedEngine, joined, parse_sse, serving, until
 
 

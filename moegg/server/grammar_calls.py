@@ -1,0 +1,128 @@
+"""Grammars (llguidance's Lark) of answers that must be calls, in the notation that a family's model writes and tools.py reads.
+
+Owns the shape of each family's calls. Where a family's own notation cannot be held to a schema (Python calls, GLM's pairs), it is
+JSON between the family's markers, which its parser reads as well. Refuses nothing: every format has a shape.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from moegg.server import tools_families as families
+from moegg.server import tools_harmony as harmony
+from moegg.server import tools_tags as tags
+from moegg.server.tools import ToolFormat
+
+NAME, ARGUMENTS, PARAMETERS = "%name%", "%arguments%", "%parameters%"
+HOLES = (NAME, ARGUMENTS, PARAMETERS)
+OBJECT = f'{{"name": "{NAME}", "arguments": {ARGUMENTS}}}'
+PROMPTED = OBJECT.replace('"arguments"', '"parameters"')      # as Llama and Gemma 3 are asked for it
+# blank space in JSON has an end, as small models may not find one: none, a space, or line breaks and an indent
+BLANK = {"x-guidance": {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}}
+
+
+class Shape(NamedTuple):
+    """call: of one call, with holes; around several: begin, between, end. between None: there is never more than one."""
+    call: str
+    begin: str = ""
+    between: str | None = "\n"
+    end: str = ""
+
+
+TAGS = Shape(f"{tags.CALL}\n{OBJECT}\n{tags.CALL_END}")
+_ALL, _BEGIN, _SEP, _END, _ALL_END = families.DEEPSEEK
+SHAPES = {
+    "function": Shape(f"{tags.CALL}\n{tags.FUNCTION}{NAME}>\n{PARAMETERS}{tags.FUNCTION_END}\n{tags.CALL_END}"),
+    "mistral": Shape(f"{families.MISTRAL}{NAME}{families.MISTRAL_ARGS}{ARGUMENTS}", between=""),
+    "deepseek": Shape(f"{_BEGIN}{NAME}{_SEP}{ARGUMENTS}{_END}", _ALL, "", _ALL_END),
+    "lfm": Shape(OBJECT, f"{families.LFM}[", ", ", f"]{families.LFM_END}"),
+    "gemma": Shape(f"<|tool_call>call:{NAME}{ARGUMENTS}<tool_call|>", between=""),
+    "gemma3": Shape(PROMPTED, between=None),
+    "llama": Shape(PROMPTED, between=None),
+    "harmony": Shape(f"{harmony.CHANNEL}commentary to=functions.{NAME} <|constrain|>json{harmony.MESSAGE}{ARGUMENTS}", between=None)}
+# for templates that write the other of a family's two notations
+OLDER = {"mistral": (families.MISTRAL_ARGS, Shape(OBJECT, f"{families.MISTRAL}[", ", ", "]")),
+         "gemma": ("<|tool_call>", Shape(f"<start_function_call>call:{NAME}{ARGUMENTS}<end_function_call>", between=""))}
+
+
+def calls(form: ToolFormat, template: str | None, functions: Sequence[Mapping[str, Any]], many: bool,
+          special: Callable[[str], Sequence[tuple[int, int, int]]]) -> str:
+    """A grammar of a call of one of `functions`, or of more if `many`. special(text): (start, stop, id) of special tokens in it."""
+    shape = SHAPES.get(form.name, TAGS)
+    if form.name in OLDER and template and OLDER[form.name][0] not in template:
+        shape = OLDER[form.name][1]
+    rules: list[str] = []
+    one = " | ".join(_rule(rules, _call(rules, shape, f, special)) for f in functions)
+    parts = [_text(shape.begin, special), "call", _text(shape.end, special)]
+    if many and shape.between is not None:
+        parts.insert(2, f"({_text(shape.between, special)} call)*")
+    if form.name == "harmony":
+        parts.insert(0, "thought?")
+        rules.append("thought: " + _text(f"{harmony.CHANNEL}analysis{harmony.MESSAGE}", special) + " any "
+                     + _text(f"{harmony.ENDS[0]}{harmony.START}assistant", special) + "\nany: /(?s:.*)/")
+    return "\n".join([f"start: {' '.join(filter(None, parts))}", f"call: {one}", *rules, ""])
+
+
+def final(schema: Mapping[str, Any], special: Callable[[str], Sequence[tuple[int, int, int]]]) -> str:
+    """A grammar of harmony's last message, holding JSON of a schema, maybe with reasoning before it."""
+    mark = _text(f"{harmony.CHANNEL}analysis{harmony.MESSAGE}", special)
+    end = _text(f"{harmony.ENDS[0]}{harmony.START}assistant", special)
+    return (f"start: thought? {_text(f'{harmony.CHANNEL}final{harmony.MESSAGE}', special)} value\nthought: {mark} any {end}\n"
+            f"any: /(?s:.*)/\nvalue: {held(schema)}\n")
+
+
+def held(schema: Mapping[str, Any]) -> str:
+    """JSON of a schema, as a rule's body."""
+    return f"%json {json.dumps({**BLANK, **schema})}"
+
+
+def _call(rules: list[str], shape: Shape, function: Mapping[str, Any], special: Callable) -> str:
+    """What replaces `shape.call` for one function."""
+    schema = function.get("parameters") or {"type": "object"}
+    properties = schema.get("properties")
+    if PARAMETERS in shape.call and not (isinstance(properties, dict) and properties):
+        shape = TAGS                    # nothing to name: the parser reads JSON there too
+    filled = {NAME: lambda: json.dumps(function["name"]), ARGUMENTS: lambda: _rule(rules, held(schema)),
+              PARAMETERS: lambda: " ".join(_parameter(rules, name, schema) for name in properties)}
+    out, rest = [], shape.call
+    while rest:
+        hole = min((h for h in HOLES if h in rest), key=rest.index, default="")
+        text, _, rest = rest.partition(hole) if hole else (rest, "", "")
+        out += [_text(text, special), filled[hole]() if hole else ""]
+    return " ".join(filter(None, out))
+
+
+def _parameter(rules: list[str], name: str, schema: Mapping[str, Any]) -> str:
+    """<parameter=name> with its value: text for strings, JSON for other types; '?' behind it if it may be missing."""
+    own, required = schema["properties"][name], schema.get("required")
+    own = own if isinstance(own, dict) else {}
+    kinds = own.get("type")
+    choices = own.get("enum")
+    close = "\n</parameter>\n"
+    if isinstance(choices, list) and choices and all(isinstance(c, str) for c in choices):
+        value = f"({' | '.join(json.dumps(c) for c in choices)}) {json.dumps(close)}"
+    elif kinds in (None, "string") and "$ref" not in own or isinstance(kinds, list) and "string" in kinds:
+        value = f"value_{len(rules)}"
+        rules.append(f"{value}[suffix={json.dumps(close)}]: /(?s:.*)/")
+    else:
+        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        value = f"{_rule(rules, held({**own, **shared}))} {json.dumps(close)}"
+    whole = _rule(rules, f"{json.dumps(f'<parameter={name}>' + chr(10))} {value}")
+    return whole if isinstance(required, list) and name in required else whole + "?"
+
+
+def _rule(rules: list[str], body: str) -> str:
+    """A new rule's name."""
+    name = f"r{len(rules)}"
+    rules.append(f"{name}: {body}")
+    return name
+
+
+def _text(text: str, special: Callable[[str], Sequence[tuple[int, int, int]]]) -> str:
+    """Literal text, its special tokens by their ids."""
+    out, at = [], 0
+    for start, stop, token in special(text):
+        out += [json.dumps(text[at:start], ensure_ascii=False) if start > at else "", f"<[{token}]>"]
+        at = stop
+    return " ".join(filter(None, [*out, json.dumps(text[at:], ensure_ascii=False) if text[at:] else ""]))
