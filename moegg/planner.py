@@ -118,8 +118,8 @@ class MemoryPlan:
 # --- parts --------------------------------------------------------------------------------------------------------------
 
 def kv_positions(attn: Gqa, ctx: int, ubatch: int) -> int:
-    """Positions that one attention layer keeps: all of ctx, or a ring of window + ubatch; a multiple of the tile."""
-    need = ctx if not attn.window else min(ctx, attn.window + ubatch)
+    """Positions that one attention layer keeps: all of ctx, or a ring of what a query sees + ubatch; a multiple of the tile."""
+    need = ctx if not attn.span else min(ctx, attn.span + ubatch)
     return -(-need // TILE) * TILE
 
 
@@ -147,7 +147,8 @@ def scratch_bytes(model: Model, ctx: int, ubatch: int, n_threads: int) -> int:
     attn = [layer.attn for layer in model.layers if isinstance(layer.attn, Gqa)]
     moe = [layer.ffn for layer in model.layers if isinstance(layer.ffn, Moe)]
     mixed = [sum(t.shape[0] for t in walk(layer.attn) if len(t.shape) == 2) for layer in model.layers if not isinstance(layer.attn, Gqa)]
-    dense = max((layer.ffn.gate.shape[0] for layer in model.layers if not isinstance(layer.ffn, Moe)), default=0)
+    dense = max((layer.ffn.up.shape[0] for layer in model.layers if not isinstance(layer.ffn, Moe)), default=0)
+    dense = max(dense, *(a.n_head * a.head_dim for a in attn if a.gate), 0)
     q, kv = (max((h * a.head_dim for h, a in heads), default=0) for heads in ([(a.n_head, a) for a in attn], [(a.n_kv_head, a) for a in attn]))
     widths = (model.d, model.d, model.d, q, q, kv, kv, dense, dense, max(mixed, default=0) + 160)
     n = sum(rows * (4 * w + 64) for w in widths) + rows * max(map(_act, widths))
@@ -161,8 +162,9 @@ def scratch_bytes(model: Model, ctx: int, ubatch: int, n_threads: int) -> int:
 
 
 def rope_bytes(model: Model, ctx: int) -> int:
-    ropes = dict.fromkeys(layer.attn.rope for layer in model.layers if isinstance(layer.attn, Gqa) and layer.attn.rope)
-    return sum(len(r.regimes()) * ctx * r.dim * 4 for r in ropes)
+    attn = [layer.attn for layer in model.layers if isinstance(layer.attn, Gqa)]
+    ropes, temperatures = dict.fromkeys(a.rope for a in attn if a.rope), {a.temperature for a in attn if a.temperature}
+    return sum(len(r.regimes()) * ctx * r.dim * 4 for r in ropes) + len(temperatures) * ctx * 4
 
 
 # --- the plan -----------------------------------------------------------------------------------------------------------

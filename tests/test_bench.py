@@ -117,7 +117,8 @@ def test_bytes_and_operations_of_a_token_by_hand(qwen3_moe_file):
 
 
 def test_a_sliding_window_bounds_the_state_that_is_read():
-    attn = SimpleNamespace(n_kv_head=1, head_dim=8, window=4)       # a row is 8 keys and 16 values, padded
+    a = tiny.describe("llama").layers[0].attn
+    attn = replace(a, n_kv_head=1, head_dim=8, window=4)            # a row is 8 keys and 16 values, padded
     c, m = SimpleNamespace(tensors={}, layers=[]), SimpleNamespace(layers=[SimpleNamespace(attn=attn)])
     assert measure.decode_bytes(c, m, "f16", 100, 3) == 4 * (8 + 16) * 2
 

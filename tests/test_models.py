@@ -119,6 +119,64 @@ RELEASED = {  # name: (arch, keys that matter, parameters as published)
         "max_position_embeddings": 32768, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
         "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False,
         "vocab_size": 32000}, 7241732096),
+    "Phi-4-mini-instruct": ("phi3", COMMON | {
+        "architectures": ["Phi3ForCausalLM"], "auto_map": {}, "attention_bias": False, "embd_pdrop": 0.0, "full_attn_mod": 1,
+        "hidden_size": 3072, "intermediate_size": 8192, "interpolate_factor": 1, "lm_head_bias": False,
+        "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "phi3", "num_attention_heads": 24,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "original_max_position_embeddings": 4096, "pad_token_id": 199999,
+        "partial_rotary_factor": 0.75, "resid_pdrop": 0.0, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0 + i for i in range(48)]},
+        "sliding_window": 262144, "tie_word_embeddings": True, "vocab_size": 200064}, 3836021760),
+    "gemma-2-2b-it": ("gemma2", COMMON | {
+        "architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attn_logit_softcapping": 50.0,
+        "cache_implementation": "hybrid", "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304, "intermediate_size": 9216, "max_position_embeddings": 8192,
+        "model_type": "gemma2", "num_attention_heads": 8, "num_hidden_layers": 26, "num_key_value_heads": 4, "pad_token_id": 0,
+        "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "sliding_window": 4096, "vocab_size": 256000},
+        2614341888),
+    "GLM-4-9B-0414": ("glm", COMMON | {
+        "architectures": ["Glm4ForCausalLM"], "attention_bias": True, "head_dim": 128, "hidden_size": 4096,
+        "intermediate_size": 13696, "max_position_embeddings": 32768, "model_type": "glm4", "num_attention_heads": 32,
+        "num_hidden_layers": 40, "num_key_value_heads": 2, "pad_token_id": 151329, "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "vocab_size": 151552}, 9400279040),
+    "OLMo-2-1124-7B": ("olmo2", COMMON | {
+        "architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "hidden_size": 4096, "intermediate_size": 11008,
+        "max_position_embeddings": 4096, "model_type": "olmo2", "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 32, "pad_token_id": 100277, "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 500000,
+        "tie_word_embeddings": False, "vocab_size": 100352}, 7298617344),
+    "SmolLM3-3B": ("smollm3", COMMON | {
+        "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "hidden_size": 2048, "intermediate_size": 11008,
+        "layer_types": ["full_attention"] * 36, "max_position_embeddings": 65536, "max_window_layers": 28, "mlp_bias": False,
+        "model_type": "smollm3", "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9, "num_attention_heads": 16,
+        "num_hidden_layers": 36, "num_key_value_heads": 4, "pad_token_id": 128004, "pretraining_tp": 2, "rms_norm_eps": 1e-6,
+        "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None, "tie_word_embeddings": True,
+        "use_sliding_window": False, "vocab_size": 128256}, 3075098624),
+    "granite-3.3-2b-instruct": ("granite", COMMON | {
+        "architectures": ["GraniteForCausalLM"], "attention_bias": False, "attention_multiplier": 0.015625,
+        "embedding_multiplier": 12.0, "hidden_size": 2048, "intermediate_size": 8192, "logits_scaling": 8.0,
+        "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "granite", "num_attention_heads": 32,
+        "num_hidden_layers": 40, "num_key_value_heads": 8, "pad_token_id": 0, "residual_multiplier": 0.22, "rms_norm_eps": 1e-5,
+        "rope_scaling": None, "rope_theta": 10000000.0, "tie_word_embeddings": True, "vocab_size": 49159}, 2533539840),
+    "c4ai-command-r7b-12-2024": ("cohere2", COMMON | {
+        "architectures": ["Cohere2ForCausalLM"], "attention_bias": False, "cache_implementation": "hybrid", "head_dim": 128,
+        "hidden_size": 4096, "intermediate_size": 14336, "layer_norm_eps": 1e-5, "layer_switch": 4, "logit_scale": 0.25,
+        "max_position_embeddings": 8192, "model_type": "cohere2", "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "order_of_interleaved_layers": "local_attn_first", "pad_token_id": 0,
+        "position_embedding_type": "rope_gptj", "rope_scaling": None, "rope_theta": 50000, "rotary_pct": 1.0,
+        "sliding_window": 4096, "sliding_window_pattern": 4, "use_embedding_sharing": True, "use_gated_activation": True,
+        "use_parallel_block": True, "use_parallel_embedding": True, "vocab_size": 256000}, 8028033024),
+    "starcoder2-3b": ("starcoder2", COMMON | {
+        "architectures": ["Starcoder2ForCausalLM"], "activation_function": "gelu", "embedding_dropout": 0.1,
+        "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072, "initializer_range": 0.018042, "intermediate_size": 12288,
+        "layer_norm_epsilon": 1e-5, "max_position_embeddings": 16384, "mlp_type": "default", "model_type": "starcoder2",
+        "norm_epsilon": 1e-5, "norm_type": "layer_norm", "num_attention_heads": 24, "num_hidden_layers": 30,
+        "num_key_value_heads": 2, "residual_dropout": 0.1, "rope_theta": 999999.4420358813, "sliding_window": 4096,
+        "use_bias": True, "vocab_size": 49152}, 3030371328),
+    "stablelm-2-1_6b": ("stablelm", COMMON | {
+        "architectures": ["StableLmForCausalLM"], "hidden_size": 2048, "intermediate_size": 5632, "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 4096, "model_type": "stablelm", "num_attention_heads": 32, "num_hidden_layers": 24,
+        "num_key_value_heads": 32, "partial_rotary_factor": 0.25, "rope_theta": 10000, "tie_word_embeddings": False,
+        "use_qkv_bias": True, "vocab_size": 100352}, 1644515328),
     "gemma-3-270m": ("gemma3", {
         "_sliding_window_pattern": 6, "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
         "attn_logit_softcapping": None, "bos_token_id": 2, "eos_token_id": 1, "final_logit_softcapping": None, "head_dim": 256,
@@ -194,7 +252,7 @@ def test_biases_follow_their_keys():
 def test_tying_defaults_differ_by_class():
     for arch in ARCHS:
         absent = tiny.describe(arch, tie_word_embeddings=None)
-        assert (absent.head is None) == (arch in ("gemma3", "lfm2"))
+        assert (absent.head is None) == (arch in ("gemma2", "gemma3", "smollm3", "cohere2", "starcoder2", "lfm2"))
         assert absent.embed.gather == (absent.head is not None)
         assert tiny.describe(arch, tie_word_embeddings=False).head.shape == tiny.describe(arch).embed.shape
 
@@ -284,7 +342,7 @@ def test_soft_caps_and_scale_of_gemma3():
 
 @pytest.mark.parametrize("arch", [a for a in ARCHS if a != "lfm2"])         # which knows SiLU alone and has no key for it
 def test_activations(arch):
-    key = "hidden_activation" if arch == "gemma3" else "hidden_act"
+    key = "hidden_activation" if arch in ("gemma2", "gemma3") else "hidden_act"
     for name, act in (("silu", "silu"), ("gelu_pytorch_tanh", "gelu_tanh")):
         assert tiny.describe(arch, **{key: name}).layers[1].ffn.act == act
     with pytest.raises(UnsupportedModel, match=f"'{key}' is 'gelu'; supported: 'silu'"):
@@ -323,12 +381,10 @@ def test_descriptions_name_every_tensor_of_the_checkpoint_or_ignore_it(name, tmp
     config = json.loads((folder / "config.json").read_text())
     module = registry.find(hf=config["architectures"][0])
     model, have = module.describe(ConfigReader(config)), set(read_safetensors(folder))
-    for t in model.tensors():
-        have.remove(next(n for n in sources(t, "hf") if n in have))
-    for x in model.experts():
-        for e in range(x.n):
-            for p in x.parts:
-                have.remove(next(n.format(e=e) for n in sources(p, "hf") if n.format(e=e) in have))
+    used = {next(n for n in sources(t, "hf") if n in have) for t in model.tensors()}
+    used |= {next(n.format(e=e) for n in sources(p, "hf") if n.format(e=e) in have)
+             for x in model.experts() for e in range(x.n) for p in x.parts}
+    have -= used
     left = [n for n in have if not any(fnmatch.fnmatch(n, g) for g in module.NAMES["ignore"])]
     assert left == [] and (have == set() or name == "gemma3")       # only the vision tower and projector are left out
 
@@ -353,7 +409,10 @@ def test_fused_experts_of_transformers_5_give_the_same_weights(tmp_path):
     ("llama", {"model_type": "internlm3", "qkv_bias": True, "bias": True, "rope_scaling": None}),
     ("qwen2", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}}),
     ("qwen3-moe", {"norm_topk_prob": False, "mlp_only_layers": None, "attention_bias": True}),
-    ("gemma3", {"final_logit_softcapping": 5.0, "query_pre_attn_scalar": 40, "rope_local_base_freq": 500.0})])
+    ("gemma3", {"final_logit_softcapping": 5.0, "query_pre_attn_scalar": 40, "rope_local_base_freq": 500.0}),
+    ("glm", {"model_type": "glm", "attention_bias": False}), ("phi3", {"rope_scaling": None, "tie_word_embeddings": True}),
+    ("granite", {"attention_bias": True, "mlp_bias": True}), ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": False}),
+    ("starcoder2", {"use_bias": False})])
 def test_hf_and_gguf_of_the_same_weights_give_the_same_logits(arch, changes, tmp_path):
     module = registry.find(arch=arch)
     folder, path = tiny.hf(tmp_path / "hf", arch, **changes), tiny.gguf(tmp_path / "tiny.gguf", arch, **changes)

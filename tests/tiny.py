@@ -51,12 +51,11 @@ def gguf(path, arch, *, seed=0, qtype="F32", tokenizer=True, **changes):
     """Write a GGUF file; returns its path. qtype: of matrices whose rows fit its blocks, others are F16; norms and biases F32."""
     import gguf as package
     module = registry.find(arch=arch)
-    name, model = module.NAMES["gguf"][0], describe(arch, **changes)
+    name, model = _gguf_name(module, config(arch, **changes)), describe(arch, **changes)
     tensors, meta = to_source(model, weights(model, seed), "gguf"), gguf_metadata(model, name)
-    if name == "llama":
+    if name in ("llama", "smollm3", "granite"):
         tensors = {k: _interleave(model, v) if k.endswith(_PERMUTED) else v for k, v in tensors.items()}
-    attn = [x.attn for x in model.layers if isinstance(x.attn, Gqa)]
-    rope = next(a.rope for a in attn if not a.window or len({b.window for b in attn}) == 1)
+    rope = _main(model).rope
     scaling = dict(rope.scaling)
     match scaling.get("rope_type"):
         case "llama3" | "factors":
@@ -64,10 +63,11 @@ def gguf(path, arch, *, seed=0, qtype="F32", tokenizer=True, **changes):
             tensors["rope_freqs.weight"] = (plain / rope.regimes()[0][1]).astype(np.float32)
         case "longrope":
             tensors |= {f"rope_factors_{k}.weight": np.array(scaling[f"{k}_factor"], np.float32) for k in ("long", "short")}
-            meta |= {"rope.scaling.type": "longrope", "rope.scaling.attn_factor": rope.regimes()[0][2]}
+            meta |= {"rope.scaling.attn_factor": rope.regimes()[0][2]}
+            meta |= {} if name == "phi3" else {"rope.scaling.type": "longrope"}
         case "linear" | "yarn" as kind:
             meta |= {"rope.scaling.type": kind, "rope.scaling.factor": scaling["factor"]}
-    if "original_max_position_embeddings" in scaling and "rope.scaling.type" in meta:
+    if "original_max_position_embeddings" in scaling and any(k.startswith("rope.scaling") for k in meta):
         meta["rope.scaling.original_context_length"] = scaling["original_max_position_embeddings"]
     writer = package.GGUFWriter(path, name)
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
@@ -106,27 +106,47 @@ def to_source(model, files, kind):
 def gguf_metadata(model, name):
     """'<arch>.*' keys as llama.cpp's converter would write them, without the prefix."""
     attn, ffns = [layer.attn for layer in model.layers if isinstance(layer.attn, Gqa)], [layer.ffn for layer in model.layers]
-    first, full = attn[0], next((a for a in attn if not a.window), attn[0])
+    first, full, local = attn[0], _main(model), next((a for a in attn if a.window), None)
+    eps = "attention.layer_norm_epsilon" if model.final_norm.kind == "layer" else "attention.layer_norm_rms_epsilon"
     meta = {"block_count": len(model.layers), "context_length": model.ctx_train, "embedding_length": model.d,
             "attention.head_count": first.n_head, "attention.head_count_kv": first.n_kv_head,
             "attention.key_length": first.head_dim, "attention.value_length": first.head_dim,
-            "attention.layer_norm_rms_epsilon": model.final_norm.eps, "rope.freq_base": full.rope.theta,
+            eps: model.final_norm.eps, "rope.freq_base": full.rope.theta,
             "rope.dimension_count": full.rope.dim, "vocab_size": model.vocab}
     for ffn in ffns:
         if isinstance(ffn, Mlp):
-            meta["feed_forward_length"] = ffn.gate.shape[0]
+            meta["feed_forward_length"] = ffn.up.shape[0]
         if isinstance(ffn, Moe):
             meta |= {"expert_count": ffn.experts.n, "expert_used_count": ffn.top_k, "expert_weights_norm": ffn.renormalise,
                      "expert_feed_forward_length": ffn.experts.part("gate").shape[0]}
     if convs := [layer.attn for layer in model.layers if isinstance(layer.attn, ShortConv)]:
         meta |= {"shortconv.l_cache": convs[0].conv.weight.shape[1],
                  "attention.head_count_kv": [getattr(layer.attn, "n_kv_head", 0) for layer in model.layers]}
+    if name in ("gemma2", "cohere2"):
+        meta["attention.sliding_window"] = local.window
+    if name == "gemma2":
+        meta |= {"attn_logit_softcapping": local.softcap, "final_logit_softcapping": model.logit_softcap}
+    if name == "cohere2":
+        meta["logit_scale"] = model.logit_scale
+    if name == "granite":
+        meta |= {"attention.scale": first.scale, "embedding_scale": model.embed_scale, "residual_scale": model.layers[0].scale,
+                 "logit_scale": 1 / model.logit_scale}
     if name == "gemma3":
-        local = next(layer.attn for layer in model.layers if layer.attn.window)
         meta |= {"attention.sliding_window": local.window, "rope.freq_base_swa": local.rope.theta, "attention.scale": local.scale,
                  "attention.sliding_window_pattern": 1 + next(i for i, x in enumerate(model.layers) if not x.attn.window),
                  "attn_logit_softcapping": local.softcap, "final_logit_softcapping": model.logit_softcap}
     return meta
+
+
+def _gguf_name(module, cfg):
+    """general.architecture: the module's only one, or the one named like the config's model_type."""
+    names = module.NAMES["gguf"]
+    return cfg["model_type"] if cfg["model_type"] in names else names[0]
+
+
+def _main(model):
+    """The attention that says what a GGUF's main rope is: of a layer without window, if any of those has a rope."""
+    return min((x.attn for x in model.layers if getattr(x.attn, "rope", None)), key=lambda a: a.window > 0)
 
 
 _PERMUTED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")

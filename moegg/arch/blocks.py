@@ -9,14 +9,21 @@ from moegg.arch.tensors import Experts, Tensor
 
 @dataclass(frozen=True)
 class Norm:
-    """y = x / sqrt(mean(x^2) + eps) * w in f32."""
-    weight: Tensor
+    """In f32: y = x / sqrt(mean(x^2) + eps) * w; kind 'layer': the same of x - mean(x), then + bias. weight None: w = 1."""
+    weight: Tensor | None
     eps: float
+    kind: str = "rms"
+    bias: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Gqa:
-    """Grouped-query attention, causal; window W: query i sees keys i-W < j <= i (0 = all). Head norms before rope."""
+    """Grouped-query attention, causal. Query i sees keys j <= i; with a window W those of i-W < j, with a chunk C those of j // C == i // C.
+
+    Norms of q and k come before rope (norm_last: after it) and are over each head, or over all of them if their weight is that wide;
+    that of v is over each head. sinks [H]: a logit per head that joins its softmax and has no value. gate: the result times
+    sigmoid(gate x). temperature (a, n): q of position i times 1 + a log(1 + (i + 1) // n).
+    """
     n_head: int
     n_kv_head: int
     head_dim: int
@@ -34,12 +41,27 @@ class Gqa:
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     softcap: float = 0.0
+    chunk: int = 0
+    sinks: Tensor | None = None
+    gate: Tensor | None = None
+    v_norm: Norm | None = None
+    norm_last: bool = False
+    temperature: tuple[float, int] | None = None
+
+    def oldest(self, i: int) -> int:
+        """The first position that query i sees."""
+        return i - i % self.chunk if self.chunk else max(0, i - self.window + 1) if self.window else 0
+
+    @property
+    def span(self) -> int:
+        """Positions that a query sees at most; 0: all before it."""
+        return self.chunk or self.window
 
 
 @dataclass(frozen=True)
 class Mlp:
-    """down(act(gate x) * up x). act: 'silu' or 'gelu_tanh'."""
-    gate: Tensor
+    """down(act(gate x) * up x), or down(act(up x)) without gate. act: 'silu' or 'gelu_tanh'."""
+    gate: Tensor | None
     up: Tensor
     down: Tensor
     act: str = "silu"

@@ -14,18 +14,21 @@ from moegg.arch.tensors import Experts, Tensor
 
 @dataclass(frozen=True)
 class Layer:
-    """x += post(attn(norm(x))); x += post(ffn(norm(x))); the post norms are optional."""
-    attn_norm: Norm
+    """x += scale * post(attn(norm(x))); then the same with ffn. Without a norm the block reads x, or, if the layer is parallel, ffn reads
+    what attn did. The post norms are optional."""
+    attn_norm: Norm | None
     attn: Gqa | Mixer
-    ffn_norm: Norm
+    ffn_norm: Norm | None
     ffn: Mlp | Moe
     attn_post_norm: Norm | None = None
     ffn_post_norm: Norm | None = None
+    scale: float = 1.0
+    parallel: bool = False
 
 
 @dataclass(frozen=True)
 class Model:
-    """A whole decoder. head None: tied to the embedding. logit_softcap 0: none."""
+    """A whole decoder. head None: tied to the embedding. Logits are multiplied by logit_scale, then softcapped unless that is 0."""
     arch: str
     d: int
     vocab: int
@@ -36,6 +39,7 @@ class Model:
     head: Tensor | None = None
     embed_scale: float = 1.0
     logit_softcap: float = 0.0
+    logit_scale: float = 1.0
 
     def tensors(self) -> list[Tensor]:
         """All tensors outside expert records, in execution order: embedding, layers in field order, final norm, head."""

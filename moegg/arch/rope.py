@@ -91,11 +91,23 @@ def _yarn(inv: list[float], s: dict[str, Any], dim: int, theta: float) -> tuple[
     return [f / s["factor"] * r + f * (1 - r) for f, r in zip(inv, ramps, strict=True)], attention
 
 
-def read_rope(cfg: ConfigReader, dim: int, ctx_train: int, theta_default: float = 10000.0, interleaved: bool = False) -> Rope:
-    """The Rope of a config in either spelling: rope_theta + rope_scaling (releases) or rope_parameters (transformers 5)."""
+def read_rope(cfg: ConfigReader, dim: int, ctx_train: int, theta_default: float = 10000.0, interleaved: bool = False,
+              partial: float | None = None) -> Rope:
+    """The Rope of a config in either spelling: rope_theta + rope_scaling (releases) or rope_parameters (transformers 5).
+
+    partial: the class's default of partial_rotary_factor, the share of a head's `dim` that turns; None: it knows no such key.
+    """
     params = cfg.child("rope_scaling" if cfg.dict("rope_scaling", default=None) else "rope_parameters")
     theta = params.float("rope_theta", default=None) or cfg.float("rope_theta", default=theta_default)
-    cfg.expect("partial_rotary_factor", 1.0)     # these classes would rotate the whole head and fail on the shapes
+    if partial is None:
+        cfg.expect("partial_rotary_factor", 1.0)     # these classes would rotate the whole head and fail on the shapes
+        params.expect("partial_rotary_factor", 1.0)
+    else:
+        own = cfg.float("partial_rotary_factor", default=partial, low=0)
+        share = params.float("partial_rotary_factor", default=own, low=0)
+        dim = int(dim * share) if share <= 1 else 0
+        if dim < 2 or dim % 2:
+            raise cfg.wrong("partial_rotary_factor", f"rope needs an even number of dimensions to turn, got {dim}")
     return rope_of(params, dim, theta, ctx_train, interleaved, cfg.int("original_max_position_embeddings", low=1, default=None))
 
 
@@ -109,7 +121,6 @@ def rope_of(params: ConfigReader, dim: int, theta: float, ctx_train: int, interl
     kind = "longrope" if kind == "su" else kind
     if kind not in ROPE_TYPES:
         raise params.refuse("rope_type" if params.has("rope_type") else "type", f"supported: {', '.join(ROPE_TYPES)}")
-    params.expect("partial_rotary_factor", 1.0)
     s: dict[str, Any] = {"rope_type": kind}
     if kind in ("llama3", "yarn", "longrope"):
         own = params.int("original_max_position_embeddings", low=1, default=ctx_train)

@@ -158,7 +158,7 @@ def decode_bytes(container: Container, model: Model, kv: str, first: int, n: int
             state += 4 * a.state_floats * n
             continue
         per_position = a.n_kv_head * (a.head_dim + -(-a.head_dim // 16) * 16) * (4 if kv == "f32" else 2)
-        state += per_position * sum(min(p + 1, a.window or p + 1) for p in range(first, first + n))
+        state += per_position * sum(p + 1 - a.oldest(p) for p in range(first, first + n))
     return weights + state // max(n, 1)
 
 

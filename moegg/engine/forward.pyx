@@ -7,7 +7,7 @@ from cython cimport final
 from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
 from libc.string cimport memset
 
-from moegg.engine.structs cimport fill_attn, fill_mixer, fill_moe, fill_op, fill_rope
+from moegg.engine.structs cimport fill_attn, fill_mixer, fill_moe, fill_op, fill_rope, temperature
 from moegg.kernels cimport _core
 from moegg.kernels.exec cimport *
 from moegg.kernels.store cimport Store
@@ -125,12 +125,15 @@ cdef class Executor:
         cdef mg_mixer_layer *mixers = <mg_mixer_layer *>self.take((len(program.mixers) + 1) * sizeof(mg_mixer_layer))
         cdef mg_rope *ropes = <mg_rope *>self.take((len(program.ropes) + 1) * sizeof(mg_rope))
         cdef int i
+        tables = {t: <uintptr_t>temperature(self.arena, t, ctx) for t in {a.temperature for a in program.attn} if t}
         for i, r in enumerate(program.ropes):
             fill_rope(self.arena, &ropes[i], r, ctx)
         for i, a in enumerate(program.attn):
             fill_attn(&attn[i], a, i, weights, kv, ctx, self.ubatch)
             if a.rope is not None:
                 attn[i].rope = &ropes[program.ropes.index(a.rope)]
+            if a.temperature is not None:
+                attn[i].q_scale = <const float *><uintptr_t>tables[a.temperature]
         for i, m in enumerate(program.moe):
             fill_moe(self.arena, &layers[i], m, i, weights, moe[i])
         for i, (m, buffers) in enumerate(program.mixers):

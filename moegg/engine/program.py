@@ -1,7 +1,7 @@
 """Lowers an arch.Model to the flat op list of kernels/csrc/exec.h: which op, which tensors, which buffers. Pure data.
 
 Buffers are [ubatch, width] floats; their widths are the widest use over all layers. A kind of block is one function in LOWER:
-it reads the normed input XN and leaves its output in Y.
+it reads the buffer it is told, which it must not change, and leaves its output in Y.
 """
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,65 +92,77 @@ def lower(model: Model, lookahead: bool = False) -> Program:
     p.widen(d, X, XN, Y)
     p.add("embed", dst=X, linears=(Linear(model.embed, None, X),), scale=model.embed_scale)
     for i, layer in enumerate(model.layers):
-        if lookahead and p.moe and isinstance(layer.ffn, Moe):
+        if lookahead and p.moe and isinstance(layer.ffn, Moe) and layer.ffn_norm:
             p.add("lookahead", layer=i, src=X, dst=XN, norm=layer.ffn_norm, n=d, moe=layer.ffn, moe_index=len(p.moe))
+        source = X
         for norm, block, post in ((layer.attn_norm, layer.attn, layer.attn_post_norm), (layer.ffn_norm, layer.ffn, layer.ffn_post_norm)):
-            p.add("norm", layer=i, src=X, dst=XN, norm=norm, n=d)
-            LOWER[type(block)](p, i, block)
-            p.add("add", layer=i, src=Y, dst=X, norm=post, n=d)
+            if norm:
+                p.add("norm", layer=i, src=X, dst=XN, norm=norm, n=d)
+            if not layer.parallel or block is layer.attn:
+                source = XN if norm else X
+            LOWER[type(block)](p, i, block, source)
+            p.add("add", layer=i, src=Y, dst=X, norm=post, n=d, scale=layer.scale)
     p.add("head", src=X, dst=XN, norm=model.final_norm, n=d, linears=(Linear(model.head or model.embed, None, -1),),
-          softcap=model.logit_softcap)
+          softcap=model.logit_softcap, scale=model.logit_scale)
     return p
 
 
-def _gqa(p: Program, i: int, a: Gqa) -> None:
-    p.add("linear", layer=i, src=XN, linears=(Linear(a.q, a.q_bias, Q), Linear(a.k, a.k_bias, K), Linear(a.v, a.v_bias, V)))
+def _gqa(p: Program, i: int, a: Gqa, x: int) -> None:
+    p.add("linear", layer=i, src=x, linears=(Linear(a.q, a.q_bias, Q), Linear(a.k, a.k_bias, K), Linear(a.v, a.v_bias, V)))
     p.add("rope_kv", layer=i, src=Q, src2=K, src3=V, attn=a, kv_index=len(p.attn))
     p.add("attention", layer=i, src=Q, dst=ATT, attn=a, kv_index=len(p.attn))
+    if a.gate:
+        p.widen(a.n_head * a.head_dim, GATE)
+        p.add("linear", layer=i, src=x, linears=(Linear(a.gate, None, GATE),))
+        p.add("glu", layer=i, src=GATE, src2=ATT, dst=ATT, act="sigmoid", n=a.n_head * a.head_dim)
     p.add("linear", layer=i, src=ATT, linears=(Linear(a.o, a.o_bias, Y),))
     p.attn.append(a)
     p.widen(a.n_head * a.head_dim, Q, ATT)
     p.widen(a.n_kv_head * a.head_dim, K, V)
 
 
-def _mlp(p: Program, i: int, f: Mlp) -> None:
-    width = f.gate.shape[0]
+def _mlp(p: Program, i: int, f: Mlp, x: int) -> None:
+    width = f.up.shape[0]
     p.widen(width, GATE, UP)
-    p.add("linear", layer=i, src=XN, linears=(Linear(f.gate, f.gate_bias, GATE), Linear(f.up, f.up_bias, UP)))
-    p.add("glu", layer=i, src=GATE, src2=UP, dst=GATE, act=f.act, n=width)
-    p.add("linear", layer=i, src=GATE, linears=(Linear(f.down, f.down_bias, Y),))
+    up = Linear(f.up, f.up_bias, UP)
+    p.add("linear", layer=i, src=x, linears=(Linear(f.gate, f.gate_bias, GATE), up) if f.gate else (up,))
+    if f.gate:
+        p.add("glu", layer=i, src=GATE, src2=UP, dst=UP, act=f.act, n=width)
+    else:
+        p.add("act", layer=i, src=UP, dst=UP, act=f.act, n=width)
+    p.add("linear", layer=i, src=UP, linears=(Linear(f.down, f.down_bias, Y),))
 
 
-def _moe(p: Program, i: int, f: Moe) -> None:
-    p.add("moe", layer=i, src=XN, dst=Y, moe=f, moe_index=len(p.moe))
+def _moe(p: Program, i: int, f: Moe, x: int) -> None:
+    p.add("moe", layer=i, src=x, dst=Y, moe=f, moe_index=len(p.moe))
     p.moe.append(f)
 
 
-def _short_conv(p: Program, i: int, m: ShortConv) -> None:
-    p.project(i, XN, (m.b, Q), (m.c, K), (m.u, V))
+def _short_conv(p: Program, i: int, m: ShortConv, x: int) -> None:
+    p.project(i, x, (m.b, Q), (m.c, K), (m.u, V))
     p.mix(i, m, ("conv",), V, v=V, pre=Q, post=K)
 
 
-def _delta_net(p: Program, i: int, m: DeltaNet) -> None:
-    p.project(i, XN, (m.q, Q), (m.k, K), (m.v, V))
-    p.project(i, XN, (m.beta, BETA))
+def _delta_net(p: Program, i: int, m: DeltaNet, x: int) -> None:
+    p.project(i, x, (m.q, Q), (m.k, K), (m.v, V))
+    p.project(i, x, (m.beta, BETA))
     for weight, dst in ((m.decay, UP), (m.gate, GATE)):
         if isinstance(weight, LowRank):
-            p.project(i, XN, (weight.down, ATT))
+            p.project(i, x, (weight.down, ATT))
             p.project(i, ATT, (weight.up, dst))
         else:
-            p.project(i, XN, (weight, dst))
+            p.project(i, x, (weight, dst))
     p.mix(i, m, ("conv", "matrix"), V, q=Q, k=K, v=V, decay=UP, beta=BETA, gate=GATE)
 
 
-def _lightning(p: Program, i: int, m: Lightning) -> None:
-    p.project(i, XN, (m.q, Q), (m.k, K), (m.v, V))
-    p.project(i, XN, (m.gate, GATE))
+def _lightning(p: Program, i: int, m: Lightning, x: int) -> None:
+    p.project(i, x, (m.q, Q), (m.k, K), (m.v, V))
+    p.project(i, x, (m.gate, GATE))
     p.mix(i, m, ("matrix",), V, q=Q, k=K, v=V, gate=GATE)
 
 
-def _mamba(p: Program, i: int, m: Mamba) -> None:
-    p.project(i, XN, (m.x, V), (m.z, GATE))
+def _mamba(p: Program, i: int, m: Mamba, x: int) -> None:
+    p.project(i, x, (m.x, V), (m.z, GATE))
     p.add("conv", layer=i, mixer_index=len(p.mixers))
     p.project(i, V, (m.dt, Q), (m.b, K), (m.c, ATT))
     for norm, buf in ((m.dt_norm, Q), (m.b_norm, K), (m.c_norm, ATT)):

@@ -57,7 +57,7 @@ class SessionState:
         dtype = np.float32 if kv == "f32" else np.float16
         self.high = self.at = 0
         self.capacity = [kv_positions(a, ctx, ubatch) for a in attn]
-        self._windows = [a.window for a in attn]
+        self._attn = list(attn)
         # both as [Hkv, cap / 16, values of 16 positions]
         self._kv = [(zeros((a.n_kv_head, cap // BLOCK, BLOCK * a.head_dim), dtype),
                      zeros((a.n_kv_head, cap // BLOCK, BLOCK * pad16(a.head_dim)), dtype))
@@ -108,8 +108,7 @@ class SessionState:
         return next((m for m in choices if self._rings_hold(m)), 0)
 
     def _rings_hold(self, n: int) -> bool:
-        return all(not window or self.high - cap <= max(0, n - window + 1)
-                   for window, cap in zip(self._windows, self.capacity, strict=True))
+        return all(not a.span or self.high - cap <= a.oldest(n) for a, cap in zip(self._attn, self.capacity, strict=True))
 
     @property
     def rewinds(self) -> bool:

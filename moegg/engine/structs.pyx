@@ -19,8 +19,9 @@ from moegg.quants import QUANTS
 
 _KINDS = {"embed": MG_OP_EMBED, "norm": MG_OP_NORM, "linear": MG_OP_LINEAR, "rope_kv": MG_OP_ROPE_KV, "attention": MG_OP_ATTENTION,
           "add": MG_OP_ADD, "glu": MG_OP_GLU, "moe": MG_OP_MOE, "head": MG_OP_HEAD, "lookahead": MG_OP_LOOKAHEAD,
-          "conv": MG_OP_CONV, "matrix": MG_OP_MATRIX, "scan": MG_OP_SCAN}
-_ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH}
+          "act": MG_OP_ACT, "conv": MG_OP_CONV, "matrix": MG_OP_MATRIX, "scan": MG_OP_SCAN}
+_ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH, "sigmoid": MG_SIGMOID}
+_NORMS = {"rms": MG_NORM_RMS, "layer": MG_NORM_LAYER}
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,15 @@ cdef const float *vector(dict weights, tensor) except NULL:
     return <const float *><uintptr_t>weights[tensor.name].address
 
 
+cdef int fill_norm(mg_norm *m, norm, dict weights) except -1:
+    if norm is not None:
+        m.kind, m.eps = _NORMS[norm.kind], norm.eps
+        if norm.weight is not None:
+            m.w = vector(weights, norm.weight)
+        if norm.bias is not None:
+            m.b = vector(weights, norm.bias)
+
+
 cdef int fill_op(mg_op *m, op, dict weights) except -1:
     """All but the pointers to layer structs."""
     m.kind, m.layer = _KINDS[op.kind], op.layer
@@ -79,8 +89,7 @@ cdef int fill_op(mg_op *m, op, dict weights) except -1:
         m.mat_dst[j] = lin.dst
         fill_mat(&m.mat[j], weights, lin.weight, lin.bias)
     m.n, m.scale, m.softcap = op.n, op.scale, op.softcap
-    if op.norm is not None:
-        m.norm, m.eps = vector(weights, op.norm.weight), op.norm.eps
+    fill_norm(&m.norm, op.norm, weights)
     if op.act:
         m.act = _ACTS[op.act]
 
@@ -104,15 +113,29 @@ cdef int fill_rope(arena, mg_rope *r, rope, int ctx) except -1:
         r.sine[i] = <const float *><uintptr_t>arena.keep(np.ascontiguousarray(np.sin(angle) * np.float32(factor), np.float32))
 
 
+cdef bint wide(norm, int head_dim):
+    return norm is not None and norm.weight is not None and norm.weight.shape[0] != head_dim
+
+
 cdef int fill_attn(mg_attn_layer *l, a, int index, dict weights, kv, int ctx, int ubatch) except -1:
     l.n_head, l.n_kv, l.kv_index = a.n_head, a.n_kv_head, index
     l.shape.cap = kv_positions(a, ctx, ubatch)
     l.shape.dim, l.shape.dim_pad, l.shape.f32 = a.head_dim, pad16(a.head_dim), kv == "f32"
-    l.shape.window, l.shape.scale, l.shape.softcap = a.window, a.scale, a.softcap
-    if a.q_norm is not None:
-        l.q_norm, l.q_eps = vector(weights, a.q_norm.weight), a.q_norm.eps
-    if a.k_norm is not None:
-        l.k_norm, l.k_eps = vector(weights, a.k_norm.weight), a.k_norm.eps
+    l.shape.window, l.shape.chunk, l.shape.scale, l.shape.softcap = a.window, a.chunk, a.scale, a.softcap
+    l.q_wide, l.k_wide = wide(a.q_norm, a.head_dim), wide(a.k_norm, a.head_dim)
+    fill_norm(&l.q_norm, a.q_norm, weights)
+    fill_norm(&l.k_norm, a.k_norm, weights)
+    fill_norm(&l.v_norm, a.v_norm, weights)
+    l.norm_last = a.norm_last
+    if a.sinks is not None:
+        l.sinks = vector(weights, a.sinks)
+
+
+cdef const float *temperature(arena, tuple table, int ctx) except NULL:
+    """Factors on q by position, [ctx]: 1 + a log(1 + (i + 1) // n)."""
+    a, n = table
+    factors = (1 + a * np.log1p((np.arange(ctx) + 1) // n)).astype(np.float32)
+    return <const float *><uintptr_t>arena.keep(factors)
 
 
 cdef int fill_conv(mg_conv *v, conv, int buf, int64_t at, dict weights) except -1:

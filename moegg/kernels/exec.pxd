@@ -12,6 +12,9 @@ cdef extern from "exec.h" nogil:
         MG_ATTN_ITEMS
         MG_SILU
         MG_GELU_TANH
+        MG_SIGMOID
+        MG_NORM_RMS
+        MG_NORM_LAYER
         MG_OP_EMBED
         MG_OP_NORM
         MG_OP_LINEAR
@@ -25,6 +28,7 @@ cdef extern from "exec.h" nogil:
         MG_OP_CONV
         MG_OP_MATRIX
         MG_OP_SCAN
+        MG_OP_ACT
     ctypedef struct mg_pool:
         pass
     ctypedef struct mg_mat:
@@ -39,25 +43,33 @@ cdef extern from "exec.h" nogil:
     ctypedef struct mg_attn:
         const void *k
         const void *v
-        int32_t cap, dim, dim_pad, f32, window
+        int32_t cap, dim, dim_pad, f32, window, chunk
         float scale, softcap
+    int32_t mg_oldest(const mg_attn *a, int32_t p)
     ctypedef struct mg_op_table:
         void (*rmsnorm)(const float *x, const float *w, float eps, int64_t n, float *y)
+        void (*layernorm)(const float *x, const float *w, const float *b, float eps, int64_t n, float *y)
         void (*rope)(float *x, const float *cosine, const float *sine, int64_t half, int interleaved)
         void (*attention)(const mg_attn *a, int n, const float *const *q, const int32_t *pos, int32_t begin, float *const *part, float *scratch)
         void (*attention_fold)(float *into, const float *part, int64_t dim_pad)
-        void (*attention_finish)(const float *part, int64_t dim, float *out)
+        void (*attention_finish)(const float *part, int64_t dim, float sink, float *out)
         void (*glu)(int act, const float *g, const float *u, int64_t n, float *h)
+        void (*act)(int act, const float *x, int64_t n, float *h)
         void (*softcap)(float *x, float cap, int64_t n)
         void (*softmax)(float *x, int64_t n)
         float (*kth)(const float *x, int64_t n, int k, float *heap)
+    ctypedef struct mg_norm:
+        const float *w
+        const float *b
+        float eps
+        int32_t kind
     ctypedef struct mg_attn_layer:
-        int32_t n_head, n_kv, kv_index
+        int32_t n_head, n_kv, kv_index, q_wide, k_wide, norm_last
         mg_attn shape
-        const float *q_norm
-        const float *k_norm
-        float q_eps, k_eps
+        mg_norm q_norm, k_norm, v_norm
         const mg_rope *rope
+        const float *q_scale
+        const float *sinks
     ctypedef struct mg_moe_layer:
         int32_t layer, index, n_expert, top_k, width, act, renormalise
         float scale
@@ -93,8 +105,8 @@ cdef extern from "exec.h" nogil:
         int32_t mat_dst[3]
         mg_mat mat[3]
         int32_t n, act
-        const float *norm
-        float eps, scale, softcap
+        mg_norm norm
+        float scale, softcap
         const mg_attn_layer *attn
         const mg_moe_layer *moe
         const mg_mixer_layer *mixer

@@ -7,11 +7,11 @@ import numpy as np
 from libc.stdint cimport int32_t, int64_t, uintptr_t
 
 from moegg.kernels cimport _core
-from moegg.kernels.exec cimport MG_CHUNK, MG_GELU_TANH, MG_PART_HEAD, MG_QROWS, MG_SILU, MG_TILE, mg_attn
+from moegg.kernels.exec cimport MG_CHUNK, MG_GELU_TANH, MG_PART_HEAD, MG_QROWS, MG_SIGMOID, MG_SILU, MG_TILE, mg_attn, mg_oldest
 
 from moegg.errors import BadRequest
 
-_ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH}
+_ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH, "sigmoid": MG_SIGMOID}
 TILE, CHUNK = MG_TILE, MG_CHUNK
 
 
@@ -24,10 +24,19 @@ def _row(x, n=None):
 
 
 def rmsnorm(x, weight, float eps):
-    """x [N] / sqrt(mean(x^2) + eps) * weight [N]."""
+    """x [N] / sqrt(mean(x^2) + eps) * weight [N]; None: 1."""
     cdef float[::1] a = _row(x)
-    cdef float[::1] w = _row(weight, a.shape[0])
-    _core.op_table().rmsnorm(&a[0], &w[0], eps, a.shape[0], &a[0])
+    cdef float[::1] w = a if weight is None else _row(weight, a.shape[0])
+    _core.op_table().rmsnorm(&a[0], NULL if weight is None else &w[0], eps, a.shape[0], &a[0])
+    return np.asarray(a)
+
+
+def layernorm(x, weight, bias, float eps):
+    """(x [N] - mean) / sqrt(variance + eps) * weight [N] + bias [N]; None: 1 and 0."""
+    cdef float[::1] a = _row(x)
+    cdef float[::1] w = a if weight is None else _row(weight, a.shape[0])
+    cdef float[::1] b = a if bias is None else _row(bias, a.shape[0])
+    _core.op_table().layernorm(&a[0], NULL if weight is None else &w[0], NULL if bias is None else &b[0], eps, a.shape[0], &a[0])
     return np.asarray(a)
 
 
@@ -43,11 +52,18 @@ def rope(x, cosine, sine, interleaved=False):
 
 
 def glu(act, gate, up):
-    """act(gate [N]) * up [N]; act: 'silu' or 'gelu_tanh'."""
+    """act(gate [N]) * up [N]; act: 'silu', 'gelu_tanh' or 'sigmoid'."""
     cdef float[::1] g = _row(gate)
     cdef float[::1] u = _row(up, g.shape[0])
     _core.op_table().glu(_ACTS[act], &g[0], &u[0], g.shape[0], &g[0])
     return np.asarray(g)
+
+
+def act(name, x):
+    """act(x [N]), named as for glu."""
+    cdef float[::1] a = _row(x)
+    _core.op_table().act(_ACTS[name], &a[0], a.shape[0], &a[0])
+    return np.asarray(a)
 
 
 def softcap(x, float cap):
@@ -72,10 +88,10 @@ def kth_largest(const float[::1] x, int k):
     return _core.op_table().kth(&x[0], x.shape[0], k, &heap[0])
 
 
-def attention(q, k, v, pos, float scale, int window=0, float softcap=0.0, f16=False, int cap=0):
+def attention(q, k, v, pos, float scale, int window=0, float softcap=0.0, f16=False, int cap=0, int chunk=0, float sink=-np.inf):
     """Query rows q [N, Dh] (N <= 8) at ascending positions pos [N] over one head's keys and values k, v [T, Dh] -> [N, Dh].
 
-    Lays k and v out as the engine does, in a ring of `cap` positions (0: T rounded up to whole tiles), f16 or f32.
+    chunk, sink: as mg_attn and attention_finish have them. Lays k and v out as the engine does, in a ring of `cap` positions (0: T rounded up to whole tiles), f16 or f32.
     """
     q, k, v = (np.ascontiguousarray(a, np.float32) for a in (q, k, v))
     cdef int n = q.shape[0], dim = q.shape[1], total = k.shape[0], pad = (dim + 15) // 16 * 16, i, first, last
@@ -89,7 +105,8 @@ def attention(q, k, v, pos, float scale, int window=0, float softcap=0.0, f16=Fa
         values[i % cap, :dim] = v[i]
     cdef mg_attn a
     a.k, a.v = <void *><uintptr_t>keys.ctypes.data, <void *><uintptr_t>values.ctypes.data
-    a.cap, a.dim, a.dim_pad, a.f32, a.window, a.scale, a.softcap = cap, dim, pad, not f16, window, scale, softcap
+    a.cap, a.dim, a.dim_pad, a.f32 = cap, dim, pad, not f16
+    a.window, a.chunk, a.scale, a.softcap = window, chunk, scale, softcap
     parts = np.zeros((2, MG_QROWS, MG_PART_HEAD + pad), np.float32)
     scratch, out = np.zeros(MG_QROWS * MG_TILE, np.float32), np.zeros((n, dim), np.float32)
     cdef const float *rows[MG_QROWS]
@@ -101,7 +118,7 @@ def attention(q, k, v, pos, float scale, int window=0, float softcap=0.0, f16=Fa
         into[i] = <float *><uintptr_t>(parts[0].ctypes.data + 4 * i * (MG_PART_HEAD + pad))
         part[i] = <float *><uintptr_t>(parts[1].ctypes.data + 4 * i * (MG_PART_HEAD + pad))
         at[i] = pos[i]
-    first, last = (max(0, at[0] - window + 1) if window else 0) // MG_CHUNK, at[n - 1] // MG_CHUNK
+    first, last = mg_oldest(&a, at[0]) // MG_CHUNK, at[n - 1] // MG_CHUNK
     cdef float *s = <float *><uintptr_t>scratch.ctypes.data
     _core.op_table().attention(&a, n, rows, at, first * MG_CHUNK, into, s)
     for c in range(first + 1, last + 1):
@@ -109,5 +126,5 @@ def attention(q, k, v, pos, float scale, int window=0, float softcap=0.0, f16=Fa
         for i in range(n):
             _core.op_table().attention_fold(into[i], part[i], pad)
     for i in range(n):
-        _core.op_table().attention_finish(into[i], dim, <float *><uintptr_t>(out.ctypes.data + 4 * i * dim))
+        _core.op_table().attention_finish(into[i], dim, sink, <float *><uintptr_t>(out.ctypes.data + 4 * i * dim))
     return out

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from moegg.arch import ConfigReader, Experts, Gqa, Layer, Mlp, Model, Moe, Norm, Part, Rope, Src, Tensor
@@ -30,10 +31,12 @@ class Decoder:
 
     roots: prefixes under which sources keep the decoder, the first that exists is used. defaults: values of the reference's
     config class for keys a config may leave out. plus_one: norm weights are stored as w - 1 (gemma; not in GGUF).
+    layer_norm: the norms are LayerNorms of eps_key, with or without biases.
     """
 
     def __init__(self, cfg: ConfigReader, arch: str, *, roots: tuple[str, ...] = ("model.",), plus_one: bool = False,
-                 defaults: Mapping[str, Any] | None = None, act_key: str = "hidden_act", act_default: str = "silu"):
+                 defaults: Mapping[str, Any] | None = None, act_key: str = "hidden_act", act_default: str = "silu",
+                 eps_key: str = "rms_norm_eps", eps_default: float = 1e-6, layer_norm: bool = False, norm_bias: bool = False):
         def size(key: str, high: int = SIZE_MAX) -> int:
             return cfg.int(key, low=1, high=high, **({"default": defaults[key]} if defaults and key in defaults else {}))
         self.cfg, self.arch, self.roots, self.plus_one = cfg, arch, roots, 1.0 if plus_one else 0.0
@@ -49,7 +52,7 @@ class Decoder:
         self.head_dim = self.head_dim or self.d // self.n_head
         if self.head_dim % 2:
             raise cfg.wrong("head_dim", f"rope needs an even head dimension, got {self.head_dim}")
-        self.eps = cfg.float("rms_norm_eps", default=1e-6, low=0)
+        self.eps, self.layer_norm, self.norm_bias = cfg.float(eps_key, default=eps_default, low=0), layer_norm, norm_bias
         self.act = ACTS[cfg.expect(act_key, *ACTS, default=act_default)]
         cfg.ignore(*HARMLESS)
 
@@ -61,36 +64,52 @@ class Decoder:
         return Tensor(f"layers.{layer}.{name}", shape, role, sources, (Src(f"blk.{layer}.{gguf}"),), layer)
 
     def norm(self, layer: int, name: str, hf: str, gguf: str, width: int = 0) -> Norm:
-        """An RMS norm over `width` (the hidden size if 0); hf and gguf without '.weight'."""
+        """A norm of this model's kind over `width` (the hidden size if 0); hf and gguf without '.weight'."""
         shape = (width or self.d,)
-        return Norm(self.tensor(layer, name, shape, "norm", f"{hf}.weight", f"{gguf}.weight", self.plus_one), self.eps)
+        bias = self.tensor(layer, f"{name}_bias", shape, "bias", f"{hf}.bias", f"{gguf}.bias") if self.norm_bias else None
+        weight = self.tensor(layer, name, shape, "norm", f"{hf}.weight", f"{gguf}.weight", self.plus_one)
+        return Norm(weight, self.eps, "layer" if self.layer_norm else "rms", bias)
 
-    def _linear(self, layer: int, name: str, shape: tuple[int, int], role: str, hf: str, gguf: str,
-                bias: bool) -> tuple[Tensor, Tensor | None]:
-        weight = self.tensor(layer, name, shape, role, f"{hf}.weight", f"{gguf}.weight")
-        return weight, (self.tensor(layer, f"{name}_bias", shape[:1], "bias", f"{hf}.bias", f"{gguf}.bias") if bias else None)
+    def linear(self, layer: int, name: str, shape: tuple[int, int], role: str, hf: str, gguf: str, bias: bool = False,
+               first: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """(weight, bias or None); hf and gguf without '.weight'. first: it is the rows from there on of a fused tensor."""
+        def part(name: str, shape: tuple[int, ...], role: str, kind: str) -> Tensor:
+            t = self.tensor(layer, name, shape, role, f"{hf}.{kind}", f"{gguf}.{kind}")
+            if first is None:
+                return t
+            rows = (first, first + shape[0], 1)
+            return replace(t, hf=tuple(replace(s, rows=rows) for s in t.hf), gguf=tuple(replace(s, rows=rows) for s in t.gguf))
+        return part(name, shape, role, "weight"), part(f"{name}_bias", shape[:1], "bias", "bias") if bias else None
 
     # --- blocks ---------------------------------------------------------------------------------------------------------
 
-    def attention(self, layer: int, rope: Rope, *, scale: float | None = None, window: int = 0, qkv_bias: bool = False,
-                  o_bias: bool = False, qk_norm: bool = False, softcap: float = 0.0) -> Gqa:
-        """Grouped-query attention; scale None: head_dim ** -0.5."""
+    def attention(self, layer: int, rope: Rope | None, *, scale: float | None = None, window: int = 0, qkv_bias: bool = False,
+                  o_bias: bool = False, qk_norm: bool = False, wide_norm: bool = False, softcap: float = 0.0, fused: bool = False) -> Gqa:
+        """Grouped-query attention; scale None: head_dim ** -0.5. qk_norm: over each head of q and k; wide_norm: over all of them.
+        fused: q, k and v are the rows of one tensor."""
         wide, narrow = self.n_head * self.head_dim, self.n_kv_head * self.head_dim
-        q, q_bias = self._linear(layer, "attn.q", (wide, self.d), "attn", "self_attn.q_proj", "attn_q", qkv_bias)
-        k, k_bias = self._linear(layer, "attn.k", (narrow, self.d), "attn", "self_attn.k_proj", "attn_k", qkv_bias)
-        v, v_bias = self._linear(layer, "attn.v", (narrow, self.d), "attn", "self_attn.v_proj", "attn_v", qkv_bias)
-        o, o_bias_t = self._linear(layer, "attn.o", (self.d, wide), "attn", "self_attn.o_proj", "attn_output", o_bias)
-        q_norm = self.norm(layer, "attn.q_norm", "self_attn.q_norm", "attn_q_norm", self.head_dim) if qk_norm else None
-        k_norm = self.norm(layer, "attn.k_norm", "self_attn.k_norm", "attn_k_norm", self.head_dim) if qk_norm else None
+
+        def proj(x: str, rows: int, first: int) -> tuple[Tensor, Tensor | None]:
+            names = ("self_attn.qkv_proj", "attn_qkv") if fused else (f"self_attn.{x}_proj", f"attn_{x}")
+            return self.linear(layer, f"attn.{x}", (rows, self.d), "attn", *names, qkv_bias, first if fused else None)
+
+        def norm(x: str, width: int) -> Norm | None:
+            if not (qk_norm or wide_norm):
+                return None
+            return self.norm(layer, f"attn.{x}_norm", f"self_attn.{x}_norm", f"attn_{x}_norm", width if wide_norm else self.head_dim)
+        (q, q_bias), (k, k_bias), (v, v_bias) = proj("q", wide, 0), proj("k", narrow, wide), proj("v", narrow, wide + narrow)
+        o, o_bias_t = self.linear(layer, "attn.o", (self.d, wide), "attn", "self_attn.o_proj", "attn_output", o_bias)
+        q_norm, k_norm = norm("q", wide), norm("k", narrow)
         return Gqa(self.n_head, self.n_kv_head, self.head_dim, self.head_dim ** -0.5 if scale is None else scale, q, k, v, o,
                    rope, window, q_bias, k_bias, v_bias, o_bias_t, q_norm, k_norm, softcap)
 
-    def mlp(self, layer: int, bias: bool = False) -> Mlp:
-        """A gated MLP of the config's intermediate_size."""
+    def mlp(self, layer: int, bias: bool = False, *, fused: bool = False) -> Mlp:
+        """A gated MLP of the config's intermediate_size. fused: gate and up are the rows of one tensor."""
         f, d = self.width, self.d
-        gate, gate_bias = self._linear(layer, "ffn.gate", (f, d), "dense", "mlp.gate_proj", "ffn_gate", bias)
-        up, up_bias = self._linear(layer, "ffn.up", (f, d), "dense", "mlp.up_proj", "ffn_up", bias)
-        down, down_bias = self._linear(layer, "ffn.down", (d, f), "dense", "mlp.down_proj", "ffn_down", bias)
+        hf = ("mlp.gate_up_proj",) * 2 if fused else ("mlp.gate_proj", "mlp.up_proj")
+        gate, gate_bias = self.linear(layer, "ffn.gate", (f, d), "dense", hf[0], "ffn_up" if fused else "ffn_gate", bias, 0 if fused else None)
+        up, up_bias = self.linear(layer, "ffn.up", (f, d), "dense", hf[1], "ffn_up", bias, f if fused else None)
+        down, down_bias = self.linear(layer, "ffn.down", (d, f), "dense", "mlp.down_proj", "ffn_down", bias)
         return Mlp(gate, up, down, self.act, gate_bias, up_bias, down_bias)
 
     def moe(self, layer: int, n: int, top_k: int, width: int, renormalise: bool) -> Moe:
@@ -125,22 +144,24 @@ class Decoder:
                                      for i in range(self.n_layer)])
 
     def model(self, layers: Iterable[Layer], *, tied: bool, heads: tuple[str, ...] = ("lm_head.weight",),
-              embed_scale: float = 1.0, logit_softcap: float = 0.0) -> Model:
+              embed_scale: float = 1.0, logit_softcap: float = 0.0, logit_scale: float = 1.0) -> Model:
         """The whole model. tied: the embedding is the head too, else it is only looked up. heads: the head's source names."""
         table = (self.vocab, self.d)
         embed = Tensor("embed", table, "embed", tuple(Src(f"{r}embed_tokens.weight") for r in self.roots),
                        (Src("token_embd.weight"),), gather=not tied)
         final = Tensor("final_norm", (self.d,), "norm", tuple(Src(f"{r}norm.weight", add=self.plus_one) for r in self.roots),
                        (Src("output_norm.weight"),))
+        bias = Tensor("final_norm_bias", (self.d,), "bias", tuple(Src(f"{r}norm.bias") for r in self.roots), (Src("output_norm.bias"),))
+        norm = Norm(final, self.eps, "layer" if self.layer_norm else "rms", bias if self.norm_bias else None)
         head = None if tied else Tensor("head", table, "head", tuple(map(Src, heads)), (Src("output.weight"),))
-        return Model(self.arch, self.d, self.vocab, self.ctx_train, embed, tuple(layers), Norm(final, self.eps), head,
-                     embed_scale, logit_softcap)
+        return Model(self.arch, self.d, self.vocab, self.ctx_train, embed, tuple(layers), norm, head, embed_scale, logit_softcap, logit_scale)
 
 
 # --- GGUF ---------------------------------------------------------------------------------------------------------------
 
-def gguf_decoder(meta: Mapping[str, Any]) -> tuple[dict[str, Any], ConfigReader]:
+def gguf_decoder(meta: Mapping[str, Any], *, partial: bool = False, eps: str = "rms_norm_eps") -> tuple[dict[str, Any], ConfigReader]:
     """(config, g): the HF-style keys that llama.cpp's loader reads for every decoder, and a reader of '<arch>.*' for the rest.
+    partial: rope may leave the end of a head alone. eps: the key that the norms' epsilon gets.
 
     meta: the file's metadata with Python values, plus what the GGUF source adds: "tensor_names", a frozenset, and
     "tensor:<name>", a list of floats, for each of NAMES["gguf_config_tensors"] that the file has. Sizes have Decoder's limits, so that
@@ -160,16 +181,19 @@ def gguf_decoder(meta: Mapping[str, Any]) -> tuple[dict[str, Any], ConfigReader]
     heads, d = g.int("attention.head_count", low=1, high=HEAD_MAX), g.int("embedding_length", low=1, high=SIZE_MAX)
     head_dim = g.int("attention.key_length", default=d // heads, low=2, high=HEAD_MAX)
     g.expect("attention.value_length", head_dim)
-    g.expect("rope.dimension_count", head_dim)
+    turned = g.int("rope.dimension_count", default=head_dim, low=2, high=head_dim) if partial else g.expect("rope.dimension_count", head_dim)
     ctx = g.int("context_length", low=1, high=CTX_MAX)
     config = {
         "hidden_size": d, "intermediate_size": g.int("feed_forward_length", "expert_feed_forward_length", high=SIZE_MAX),
         "num_hidden_layers": g.int("block_count", low=1, high=LAYER_MAX), "num_attention_heads": heads,
         "num_key_value_heads": g.int("attention.head_count_kv", default=heads, low=1, high=HEAD_MAX), "head_dim": head_dim,
-        "rms_norm_eps": g.float("attention.layer_norm_rms_epsilon"), "max_position_embeddings": ctx,
+        eps: g.float("attention.layer_norm_rms_epsilon" if eps == "rms_norm_eps" else "attention.layer_norm_epsilon"),
+        "max_position_embeddings": ctx,
         "vocab_size": g.int("vocab_size", default=tokens, low=1, high=SIZE_MAX),
         "rope_theta": g.float("rope.freq_base", default=10000.0), "tie_word_embeddings": "output.weight" not in names,
     }
+    if partial:
+        config["partial_rotary_factor"] = turned / head_dim
     if scaling := _gguf_scaling(g, meta, ctx):
         config["rope_scaling"] = scaling
     return config, g
@@ -186,7 +210,7 @@ def _gguf_scaling(g: ConfigReader, meta: Mapping[str, Any], ctx: int) -> dict[st
         if kind != "none" and factor != 1.0:
             raise g.refuse("rope.scaling.type", "supported with the tensor 'rope_freqs.weight': none")
         return {"rope_type": "factors", "factors": freqs}
-    if kind == "longrope":
+    if kind == "longrope" or long is not None:      # Phi-3's converter writes the tensors and no type
         if long is None or short is None:
             raise g.wrong("rope.scaling.type", "a tensor 'rope_factors_{long,short}.weight' is missing")
         return {"rope_type": "longrope", "long_factor": long, "short_factor": short, "attention_factor": attention,

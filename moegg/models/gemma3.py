@@ -59,7 +59,8 @@ def _ropes(text: ConfigReader, m: Decoder) -> tuple[Rope, Rope]:
         full = text.child("rope_scaling")
     elif params.has("rope_type"):
         raise text.refuse("rope_parameters", "supported: one object each for full_attention and sliding_attention")
-    text.expect("partial_rotary_factor", 1.0)
+    for keys in (text, full, local):
+        keys.expect("partial_rotary_factor", 1.0)
     return rope_of(full, m.head_dim, theta, m.ctx_train), rope_of(local, m.head_dim, local_theta, m.ctx_train)
 
 

@@ -40,6 +40,17 @@ def test_rmsnorm(level, n):
     agree(ops.rmsnorm, x, w, 1e-6, want=x / np.sqrt((x.astype(float) ** 2).mean() + 1e-6) * w)
 
 
+@pytest.mark.parametrize("n", SIZES)
+def test_norms_with_and_without_weights(level, n):
+    x, w, b = (RNG.standard_normal(n).astype(np.float32) for _ in range(3))
+    agree(ops.rmsnorm, x, None, 1e-3, want=x / np.sqrt((x.astype(float) ** 2).mean() + 1e-3))
+    for shift in (0, 300):                  # a mean much larger than the spread must not cancel it
+        d = (x + np.float32(shift)).astype(float)
+        want = (d - d.mean()) / np.sqrt(d.var() + 1e-3)
+        agree(ops.layernorm, x + np.float32(shift), None, None, 1e-3, want=want, atol=1e-3 if shift else 2e-6)
+        agree(ops.layernorm, x + np.float32(shift), w, b, 1e-3, want=want * w + b, atol=1e-3 if shift else 4e-6)
+
+
 @pytest.mark.parametrize("half", [1, 8, 16, 19, 64])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rope_rotates_pairs_and_leaves_the_rest(level, half, interleaved):
@@ -49,6 +60,16 @@ def test_rope_rotates_pairs_and_leaves_the_rest(level, half, interleaved):
     a, b = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(0, half), slice(half, 2 * half))
     want[a], want[b] = x[a] * c - x[b] * s, x[b] * c + x[a] * s
     agree(ops.rope, x, c, s, interleaved, want=want)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_activations(level, n):
+    x = (RNG.standard_normal(n) * 6).astype(np.float32)
+    d = x.astype(float)
+    agree(ops.act, "silu", x, want=d / (1 + np.exp(-d)))
+    agree(ops.act, "sigmoid", x, want=1 / (1 + np.exp(-d)))
+    agree(ops.act, "gelu_tanh", x, want=0.5 * d * (1 + np.tanh(np.sqrt(2 / np.pi) * (d + 0.044715 * d ** 3))), atol=3e-6)
+    agree(ops.glu, "sigmoid", x, x, want=d / (1 + np.exp(-d)))
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -112,11 +133,27 @@ def test_attention(level, f16, dim, pos, window):
         agree(ops.attention, q, k, v, pos, 0.3, window=window, softcap=cap, f16=f16, want=want, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("pos", [[0], [31, 32, 33], [62, 63, 64, 65], [510, 511, 512, 513], [800]], ids=str)
+def test_attention_in_chunks_and_with_a_sink(level, pos):
+    """A sink takes probability and gives nothing; the first query of a chunk sees itself alone."""
+    total = pos[-1] + 1
+    q, k, v = (RNG.standard_normal((n, 20)).astype(np.float32) for n in (len(pos), total, total))
+    for chunk, sink in ((32, -np.inf), (48, 1.5), (0, 40.0), (0, -300.0)):
+        want = []
+        for row, p in zip(q.astype(float), pos, strict=True):
+            first = p - p % chunk if chunk else 0
+            s = np.append(k[first:p + 1].astype(float) @ row * 0.3, sink)
+            w = np.exp(s - s.max())
+            want.append((w / w.sum())[:-1] @ v[first:p + 1].astype(float))
+        for cap in {0, 192 if chunk else 0}:
+            agree(ops.attention, q, k, v, pos, 0.3, chunk=chunk, sink=sink, cap=cap, want=np.array(want), rtol=2e-5, atol=2e-5)
+
+
 def test_attention_rows_do_not_depend_on_their_neighbours(level):
     """A row alone and in a block of eight gives the same bits, windows and ring included."""
     pos = list(range(700, 708))
     q, k, v = (RNG.standard_normal((n, 20)).astype(np.float32) for n in (8, 708, 708))
-    for kw in ({}, {"window": 100}, {"window": 100, "cap": 192}):
+    for kw in ({}, {"window": 100}, {"window": 100, "cap": 192}, {"chunk": 50, "cap": 192}):
         block = ops.attention(q, k, v, pos, 0.2, **kw)
         for i, p in enumerate(pos):
             np.testing.assert_array_equal(ops.attention(q[i:i + 1], k[:p + 1], v[:p + 1], [p], 0.2, **kw)[0], block[i])

@@ -8,8 +8,15 @@ F32 = np.float32
 
 
 def rms_norm(x, w, eps):
-    """x [..., N] -> x / sqrt(mean(x^2) + eps) * w."""
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + F32(eps)) * w
+    """x [..., N] -> x / sqrt(mean(x^2) + eps) * w; w None: 1."""
+    y = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + F32(eps))
+    return y if w is None else y * w
+
+
+def layer_norm(x, w, b, eps):
+    """x [..., N] -> (x - mean) / sqrt(variance + eps) * w + b; None: 1 and 0."""
+    y = rms_norm(x - x.mean(axis=-1, keepdims=True), w, eps)
+    return y if b is None else y + b
 
 
 def linear(x, w, bias=None):
@@ -19,9 +26,9 @@ def linear(x, w, bias=None):
 
 
 def act(name, x):
-    """'silu', or 'gelu_tanh': 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
-    if name == "silu":
-        return x / (1 + np.exp(-x))
+    """'silu', 'sigmoid', or 'gelu_tanh': 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    if name in ("silu", "sigmoid"):
+        return (x if name == "silu" else 1) / (1 + np.exp(-x))
     assert name == "gelu_tanh", name
     return F32(0.5) * x * (1 + np.tanh(F32(np.sqrt(2 / np.pi)) * (x + F32(0.044715) * x * x * x)))
 
@@ -43,21 +50,33 @@ def softmax(x):
     return e / e.sum(axis=-1, keepdims=True)
 
 
-def attention(q, k, v, scale, window=0, softcap=0.0):
-    """q [T, H, Dh] are the last T of S positions, k and v [S, G, Dh] -> [T, H * Dh]. Causal; window W: keys i-W < j <= i."""
+def attention(q, k, v, scale, window=0, softcap=0.0, chunk=0, sinks=None):
+    """q [T, H, Dh] are the last T of S positions, k and v [S, G, Dh] -> [T, H * Dh]. Causal; window W: keys i-W < j <= i;
+    chunk C: keys of the query's own chunk; sinks [H]: logits that join the softmax and have no value."""
     (t, heads, dim), (s, groups, _) = q.shape, k.shape
     scores = np.einsum("tgrd,sgd->grts", q.reshape(t, groups, heads // groups, dim), k) * F32(scale)
     if softcap:
         scores = F32(softcap) * np.tanh(scores / F32(softcap))
     i, j = np.arange(s - t, s)[:, None], np.arange(s)[None, :]
-    visible = (j <= i) & (j > i - window) if window else j <= i
-    p = softmax(np.where(visible, scores, F32(-np.inf)))
+    visible = (j <= i) & (j > i - window) if window else (j <= i) & (j // chunk == i // chunk) if chunk else j <= i
+    scores = np.where(visible, scores, F32(-np.inf))
+    if sinks is not None:
+        sink = np.broadcast_to(sinks.reshape(groups, -1, 1, 1), (*scores.shape[:3], 1))
+        scores = np.concatenate([scores, sink], axis=-1)
+    p = softmax(scores)[..., :s]
     return np.einsum("grts,sgd->tgrd", p, v).reshape(t, heads * dim)
 
 
+def temperature(positions, a, n):
+    """Factors on q [T]: 1 + a log(1 + floor((i + 1) / n))."""
+    return (1 + a * np.log(1 + (positions + 1) // n)).astype(F32)
+
+
 def mlp(x, gate, up, down, name, gate_bias=None, up_bias=None, down_bias=None):
-    """down(act(gate x) * up x)."""
-    return linear(act(name, linear(x, gate, gate_bias)) * linear(x, up, up_bias), down, down_bias)
+    """down(act(gate x) * up x), without gate down(act(up x))."""
+    h = linear(x, up, up_bias)
+    h = act(name, h) if gate is None else act(name, linear(x, gate, gate_bias)) * h
+    return linear(h, down, down_bias)
 
 
 def route(x, router, top_k, renormalise, scale=1.0):

@@ -37,19 +37,21 @@ def forward(model, weights, ids, state=None):
     hidden, routed = [], []
     for number, layer in enumerate(model.layers):
         hidden.append(x)
-        y = _mixed(layer.attn, weights, _norm(layer.attn_norm, weights, x), number, state, total)
-        x = x + _norm(layer.attn_post_norm, weights, y)
-        h = _norm(layer.ffn_norm, weights, x)
+        h = _norm(layer.attn_norm, weights, x)
+        y = _mixed(layer.attn, weights, h, number, state, total)
+        x = x + F32(layer.scale) * _norm(layer.attn_post_norm, weights, y)
+        h = h if layer.parallel else _norm(layer.ffn_norm, weights, x)
         if isinstance(layer.ffn, Mlp):
             y = _mlp(layer.ffn, weights, h)
         else:
             idx, w = blocks.route(h, weights[layer.ffn.router.name], layer.ffn.top_k, layer.ffn.renormalise, layer.ffn.scale)
             routed.append((number, idx, w))
             y = blocks.moe(h, idx, w, lambda e, n=number: _expert(weights, n, e), layer.ffn.act)
-        x = x + _norm(layer.ffn_post_norm, weights, y)
+        x = x + F32(layer.scale) * _norm(layer.ffn_post_norm, weights, y)
     x = _norm(model.final_norm, weights, x)
     hidden.append(x)
     logits = blocks.linear(x, weights[model.head.name if model.head else "embed"])
+    logits = logits * F32(model.logit_scale)
     if model.logit_softcap:
         logits = F32(model.logit_softcap) * np.tanh(logits / F32(model.logit_softcap))
     state.n = total
@@ -75,7 +77,17 @@ def greedy(model, weights, ids, n):
 
 
 def _norm(norm, weights, x):
-    return x if norm is None else blocks.rms_norm(x, weights[norm.weight.name], norm.eps)
+    if norm is None:
+        return x
+    w, b = (weights[t.name] if t else None for t in (norm.weight, norm.bias))
+    return blocks.layer_norm(x, w, b, norm.eps) if norm.kind == "layer" else blocks.rms_norm(x, w, norm.eps)
+
+
+def _qk_norm(norm, weights, x):
+    """x [T, H, Dh]: over each head, or over all of them if the weight is that wide."""
+    if norm is None or norm.weight is None or norm.weight.shape == x.shape[-1:]:
+        return _norm(norm, weights, x)
+    return _norm(norm, weights, x.reshape(len(x), -1)).reshape(x.shape)
 
 
 def _expert(weights, number, e):
@@ -87,7 +99,7 @@ def _linear(x, weights, tensor, bias):
 
 
 def _mlp(m, weights, x):
-    return blocks.mlp(x, weights[m.gate.name], weights[m.up.name], weights[m.down.name], m.act,
+    return blocks.mlp(x, weights[m.gate.name] if m.gate else None, weights[m.up.name], weights[m.down.name], m.act,
                       *(weights[b.name] if b else None for b in (m.gate_bias, m.up_bias, m.down_bias)))
 
 
@@ -101,12 +113,22 @@ def _mixed(block, weights, x, number, state, total):
 def _attention(a, weights, x, number, state, total):
     q, k, v = (_linear(x, weights, t, b).reshape(len(x), -1, a.head_dim)
                for t, b in ((a.q, a.q_bias), (a.k, a.k_bias), (a.v, a.v_bias)))
-    q, k = _norm(a.q_norm, weights, q), _norm(a.k_norm, weights, k)
+    v = _norm(a.v_norm, weights, v)
+    if not a.norm_last:
+        q, k = _qk_norm(a.q_norm, weights, q), _qk_norm(a.k_norm, weights, k)
     if number in state.kv:
         k, v = (np.concatenate(pair) for pair in zip(state.kv[number], (k, v), strict=True))
     state.kv[number] = k, v
+    here = np.arange(total - len(x), total)
     if a.rope:
         inv, factor = next((inv, factor) for limit, inv, factor in a.rope.regimes() if total <= limit)
-        q = blocks.rope(q, np.arange(total - len(x), total), inv, factor, a.rope.interleaved)
+        q = blocks.rope(q, here, inv, factor, a.rope.interleaved)
         k = blocks.rope(k, np.arange(total), inv, factor, a.rope.interleaved)
-    return _linear(blocks.attention(q, k, v, a.scale, a.window, a.softcap), weights, a.o, a.o_bias)
+    if a.norm_last:
+        q, k = _qk_norm(a.q_norm, weights, q), _qk_norm(a.k_norm, weights, k)
+    if a.temperature:
+        q = q * blocks.temperature(here, *a.temperature)[:, None, None]
+    y = blocks.attention(q, k, v, a.scale, a.window, a.softcap, a.chunk, weights[a.sinks.name] if a.sinks else None)
+    if a.gate:
+        y = y * blocks.act("sigmoid", _linear(x, weights, a.gate, None))
+    return _linear(y, weights, a.o, a.o_bias)

@@ -23,12 +23,23 @@ typedef struct {
     const float *cosine[2], *sine[2];
 } mg_rope;
 
+enum { MG_NORM_NONE, MG_NORM_RMS, MG_NORM_LAYER };
+
+typedef struct {
+    const float *w, *b;                         /* NULL: 1, 0 */
+    float eps;
+    int32_t kind;
+} mg_norm;
+
 typedef struct {
     int32_t n_head, n_kv, kv_index;             /* kv_index: which of a session's KV entries */
+    int32_t q_wide, k_wide;                     /* the norm is over all heads at once, not over each */
+    int32_t norm_last;                          /* norms of q and k come after rope */
     mg_attn shape;                              /* k and v are filled per session and head */
-    const float *q_norm, *k_norm;               /* NULL: none; [dim] */
-    float q_eps, k_eps;
+    mg_norm q_norm, k_norm, v_norm;
     const mg_rope *rope;                        /* NULL: no rotation */
+    const float *q_scale;                       /* NULL, or [ctx] factors on q by position */
+    const float *sinks;                         /* NULL, or [n_head] */
 } mg_attn_layer;
 
 typedef struct {
@@ -44,16 +55,16 @@ typedef struct {
 } mg_moe_layer;
 
 enum { MG_OP_EMBED, MG_OP_NORM, MG_OP_LINEAR, MG_OP_ROPE_KV, MG_OP_ATTENTION, MG_OP_ADD, MG_OP_GLU, MG_OP_MOE, MG_OP_HEAD,
-       MG_OP_LOOKAHEAD, MG_OP_CONV, MG_OP_MATRIX, MG_OP_SCAN };
+       MG_OP_LOOKAHEAD, MG_OP_ACT, MG_OP_CONV, MG_OP_MATRIX, MG_OP_SCAN };
 
 typedef struct {
     int32_t kind, layer;
     int32_t src, src2, src3, dst;               /* buffer ids */
     int32_t n_mats, mat_dst[3];
     mg_mat mat[3];
-    int32_t n, act;                             /* width of norms and adds; GLU activation */
-    const float *norm;                          /* NORM, HEAD: weight; ADD: post norm or NULL */
-    float eps, scale, softcap;                  /* EMBED: scale; HEAD: softcap, 0 = none */
+    int32_t n, act;                             /* width of norms and adds; activation of GLU and ACT */
+    mg_norm norm;                               /* of NORM, HEAD; ADD: the post norm */
+    float scale, softcap;                       /* EMBED, ADD, HEAD: scale; HEAD: softcap, 0 = none */
     const mg_attn_layer *attn;
     const mg_moe_layer *moe;
     const mg_mixer_layer *mixer;

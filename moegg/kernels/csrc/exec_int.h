@@ -29,6 +29,12 @@ void mg_linear(mg_exec *e, const mg_mat *mats, float *const *dst, const int64_t 
 typedef struct { mg_exec *e; const mg_op *op; } op_ctx;
 void mg_per_token(mg_exec *e, const mg_op *op, mg_task_fn fn, int64_t floats);
 
+/* y = norm(x), n floats; y may be x; nothing happens for MG_NORM_NONE. */
+static inline void mg_norm_row(const mg_norm *m, const float *x, int64_t n, float *y) {
+    if (m->kind == MG_NORM_RMS) mg_ops.rmsnorm(x, m->w, m->eps, n, y);
+    else if (m->kind == MG_NORM_LAYER) mg_ops.layernorm(x, m->w, m->b, m->eps, n, y);
+}
+
 int mg_op_embed(mg_exec *e, const mg_op *op);            /* MG_OK, MG_E_FETCH */
 void mg_op_norm(mg_exec *e, const mg_op *op);
 void mg_op_linear(mg_exec *e, const mg_op *op);
@@ -36,6 +42,7 @@ void mg_op_rope_kv(mg_exec *e, const mg_op *op);
 void mg_op_attention(mg_exec *e, const mg_op *op);
 void mg_op_add(mg_exec *e, const mg_op *op);
 void mg_op_glu(mg_exec *e, const mg_op *op);
+void mg_op_act(mg_exec *e, const mg_op *op);
 void mg_op_head(mg_exec *e, const mg_op *op);
 int mg_op_moe(mg_exec *e, const mg_op *op);              /* MG_OK, MG_E_CANCEL, MG_E_FETCH */
 void mg_op_lookahead(mg_exec *e, const mg_op *op);

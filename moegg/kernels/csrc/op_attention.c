@@ -2,16 +2,44 @@
 #include "exec_int.h"
 #include <math.h>
 
+/* Norms, rope and temperature of all heads of q or k, in place; cosine NULL: no rotation. */
+static void turn_heads(const mg_attn_layer *l, float *x, int heads, const mg_norm *norm, int wide, const float *cosine, const float *sine) {
+    const int64_t dim = l->shape.dim;
+    for (int step = 0; step < 2; step++) {
+        if (step == l->norm_last) {
+            if (wide) mg_norm_row(norm, x, heads * dim, x);
+            for (int h = 0; h < heads && !wide; h++) mg_norm_row(norm, x + h * dim, dim, x + h * dim);
+        } else if (cosine) {
+            for (int h = 0; h < heads; h++) mg_ops.rope(x + h * dim, cosine, sine, l->rope->half, l->rope->interleaved);
+        }
+    }
+}
+
+/* One head's key and value to their places in the session's state. */
+static void store_kv(const mg_attn *s, const mg_kv *kv, int h, int64_t slot, const float *k, const float *v) {
+    const int64_t at = (int64_t)h * s->cap * s->dim + slot / 16 * 16 * s->dim + slot % 16;
+    if (s->f32) {
+        float *dst = (float *)kv->k + at;
+        for (int d = 0; d < s->dim; d++) dst[d * 16] = k[d];
+    } else {
+        uint16_t *dst = (uint16_t *)kv->k + at, half[16];
+        for (int d0 = 0; d0 < s->dim; d0 += 16) {
+            const int n = s->dim - d0 < 16 ? s->dim - d0 : 16;
+            mg_ops.store_v(k + d0, n, 0, half);
+            for (int d = 0; d < n; d++) dst[(d0 + d) * 16] = half[d];
+        }
+    }
+    mg_ops.store_v(v, s->dim, s->f32, (char *)kv->v + ((int64_t)h * s->cap + slot) * s->dim_pad * (s->f32 ? 4 : 2));
+}
+
 static void rope_kv_task(void *ctx, int64_t begin, int64_t end, int worker) {
     const op_ctx *c = ctx;
     const mg_exec *e = c->e;
     const mg_attn_layer *l = c->op->attn;
     const mg_attn *s = &l->shape;
-    const size_t size = s->f32 ? 4 : 2;
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
-        float *q = row(e, c->op->src, i), *k = row(e, c->op->src2, i);
-        const float *v = row(e, c->op->src3, i);
+        float *q = row(e, c->op->src, i), *k = row(e, c->op->src2, i), *v = row(e, c->op->src3, i);
         const float *cosine = NULL, *sine = NULL;
         if (l->rope) {
             int r = 0;
@@ -19,29 +47,13 @@ static void rope_kv_task(void *ctx, int64_t begin, int64_t end, int worker) {
             cosine = l->rope->cosine[r] + (int64_t)e->pos[i] * l->rope->half;
             sine = l->rope->sine[r] + (int64_t)e->pos[i] * l->rope->half;
         }
-        for (int h = 0; h < l->n_head; h++) {
-            if (l->q_norm) mg_ops.rmsnorm(q + h * s->dim, l->q_norm, l->q_eps, s->dim, q + h * s->dim);
-            if (cosine) mg_ops.rope(q + h * s->dim, cosine, sine, l->rope->half, l->rope->interleaved);
-        }
+        turn_heads(l, q, l->n_head, &l->q_norm, l->q_wide, cosine, sine);
+        if (l->q_scale) mg_ops.scale(q, l->q_scale[e->pos[i]], (int64_t)l->n_head * s->dim);
+        turn_heads(l, k, l->n_kv, &l->k_norm, l->k_wide, cosine, sine);
         const mg_kv *kv = &e->kv[e->seq[i]][l->kv_index];
-        const int64_t slot = e->pos[i] % s->cap;
         for (int h = 0; h < l->n_kv; h++) {
-            float *kh = k + h * s->dim;
-            if (l->k_norm) mg_ops.rmsnorm(kh, l->k_norm, l->k_eps, s->dim, kh);
-            if (cosine) mg_ops.rope(kh, cosine, sine, l->rope->half, l->rope->interleaved);
-            const int64_t at = (int64_t)h * s->cap * s->dim + slot / 16 * 16 * s->dim + slot % 16;
-            if (s->f32) {
-                float *dst = (float *)kv->k + at;
-                for (int d = 0; d < s->dim; d++) dst[d * 16] = kh[d];
-            } else {
-                uint16_t *dst = (uint16_t *)kv->k + at, half[16];
-                for (int d0 = 0; d0 < s->dim; d0 += 16) {
-                    const int n = s->dim - d0 < 16 ? s->dim - d0 : 16;
-                    mg_ops.store_v(kh + d0, n, 0, half);
-                    for (int d = 0; d < n; d++) dst[(d0 + d) * 16] = half[d];
-                }
-            }
-            mg_ops.store_v(v + h * s->dim, s->dim, s->f32, (char *)kv->v + ((int64_t)h * s->cap + slot) * s->dim_pad * size);
+            mg_norm_row(&l->v_norm, v + h * s->dim, s->dim, v + h * s->dim);
+            store_kv(s, kv, h, e->pos[i] % s->cap, k + h * s->dim, v + h * s->dim);
         }
     }
 }
@@ -79,13 +91,13 @@ static void attention_item(const attn_ctx *c, int64_t item, attn_item *it) {
 
 /* Chunks [first, last) of MG_CHUNK keys that a row block sees. */
 static void chunk_range(const attn_item *it, int32_t *first, int32_t *last) {
-    const int32_t oldest = it->a.window && it->pos[0] >= it->a.window ? it->pos[0] - it->a.window + 1 : 0;
-    *first = oldest / MG_CHUNK;
+    *first = mg_oldest(&it->a, it->pos[0]) / MG_CHUNK;
     *last = it->pos[it->n - 1] / MG_CHUNK + 1;
 }
 
 static void attention_out(const attn_ctx *c, const attn_item *it, int r, const float *part) {
-    mg_ops.attention_finish(part, it->a.dim, row(c->e, c->op->dst, it->token[r]) + it->head[r] * it->a.dim);
+    const float *sinks = c->op->attn->sinks;
+    mg_ops.attention_finish(part, it->a.dim, sinks ? sinks[it->head[r]] : -INFINITY, row(c->e, c->op->dst, it->token[r]) + it->head[r] * it->a.dim);
 }
 
 /* Many items: up to MG_ATTN_ITEMS neighbours walk the chunks of their KV head together, so that a chunk is read into the cache

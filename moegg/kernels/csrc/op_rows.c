@@ -18,16 +18,17 @@ static void norm_task(void *ctx, int64_t begin, int64_t end, int worker) {
     const op_ctx *c = ctx;
     (void)worker;
     for (int64_t i = begin; i < end; i++)
-        mg_ops.rmsnorm(row(c->e, c->op->src, i), c->op->norm, c->op->eps, c->op->n, row(c->e, c->op->dst, i));
+        mg_norm_row(&c->op->norm, row(c->e, c->op->src, i), c->op->n, row(c->e, c->op->dst, i));
 }
 
 static void add_task(void *ctx, int64_t begin, int64_t end, int worker) {
     const op_ctx *c = ctx;
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
-        float *y = row(c->e, c->op->src, i);
-        if (c->op->norm) mg_ops.rmsnorm(y, c->op->norm, c->op->eps, c->op->n, y);
-        mg_ops.add(row(c->e, c->op->dst, i), y, c->op->n);
+        float *x = row(c->e, c->op->dst, i), *y = row(c->e, c->op->src, i);
+        mg_norm_row(&c->op->norm, y, c->op->n, y);
+        if (c->op->scale == 1.0f) mg_ops.add(x, y, c->op->n);
+        else mg_ops.axpy(c->op->scale, y, x, c->op->n);
     }
 }
 
@@ -43,9 +44,16 @@ void mg_per_token(mg_exec *e, const mg_op *op, mg_task_fn fn, int64_t floats) {
     mg_pool_run(e->pool, fn, &c, e->n_tokens, floats >= 16384 ? 1 : 16384 / (floats > 0 ? floats : 1));
 }
 
+static void act_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const op_ctx *c = ctx;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) mg_ops.act(c->op->act, row(c->e, c->op->src, i), c->op->n, row(c->e, c->op->dst, i));
+}
+
 void mg_op_norm(mg_exec *e, const mg_op *op) { mg_per_token(e, op, norm_task, op->n); }
 void mg_op_add(mg_exec *e, const mg_op *op) { mg_per_token(e, op, add_task, op->n); }
 void mg_op_glu(mg_exec *e, const mg_op *op) { mg_per_token(e, op, glu_task, op->n); }
+void mg_op_act(mg_exec *e, const mg_op *op) { mg_per_token(e, op, act_task, op->n); }
 
 int mg_op_embed(mg_exec *e, const mg_op *op) {
     const mg_mat *m = &op->mat[0];
@@ -61,8 +69,11 @@ int mg_op_embed(mg_exec *e, const mg_op *op) {
 void mg_op_head(mg_exec *e, const mg_op *op) {
     if (!e->n_out) return;
     for (int32_t i = 0; i < e->n_out; i++)
-        mg_ops.rmsnorm(row(e, op->src, e->out_row[i]), op->norm, op->eps, op->n, row(e, op->dst, i));
+        mg_norm_row(&op->norm, row(e, op->src, e->out_row[i]), op->n, row(e, op->dst, i));
     mg_linear(e, op->mat, &e->logits, &e->ld_logits, 1, e->buf[op->dst], e->ld[op->dst], e->n_out);
-    if (op->softcap != 0.0f)
-        for (int32_t i = 0; i < e->n_out; i++) mg_ops.softcap(e->logits + i * e->ld_logits, op->softcap, op->mat[0].rows);
+    for (int32_t i = 0; i < e->n_out; i++) {
+        float *y = e->logits + i * e->ld_logits;
+        if (op->scale != 1.0f) mg_ops.scale(y, op->scale, op->mat[0].rows);
+        if (op->softcap != 0.0f) mg_ops.softcap(y, op->softcap, op->mat[0].rows);
+    }
 }

@@ -12,20 +12,28 @@
 #define MG_PART_HEAD 32      /* floats before the values in a partial result */
 #define MG_QROWS 8           /* query rows that share one pass over a key tile */
 
-enum { MG_SILU = 0, MG_GELU_TANH = 1 };
+enum { MG_SILU, MG_GELU_TANH, MG_SIGMOID };
 
 /* Keys and values of one KV head of one session. K is stored by blocks of 16 positions, [block][dim][16], so that a lane is a
  * key; V is [position][dim_pad]. cap positions, a multiple of MG_TILE; position p lives at p % cap (a ring for windows). */
 typedef struct {
     const void *k, *v;       /* f16 bits, or f32 when f32 is set */
     int32_t cap, dim, dim_pad, f32;
-    int32_t window;          /* 0: all; W: keys p - W < j <= p */
+    int32_t window, chunk;   /* 0: all keys j <= p; a window W: p - W < j; a chunk C: j / C == p / C */
     float scale, softcap;    /* softcap 0: none */
 } mg_attn;
 
+/* The first key that position p sees. */
+static inline int32_t mg_oldest(const mg_attn *a, int32_t p) {
+    if (a->chunk) return p - p % a->chunk;
+    return a->window && p >= a->window ? p - a->window + 1 : 0;
+}
+
 typedef struct {
-    /* y = x / sqrt(mean(x^2) + eps) * w; y may be x. n floats. */
+    /* y = x / sqrt(mean(x^2) + eps) * w; y may be x. n floats. w NULL: 1. */
     void (*rmsnorm)(const float *x, const float *w, float eps, int64_t n, float *y);
+    /* y = (x - mean) / sqrt(mean((x - mean)^2) + eps) * w + b; y may be x. n floats. w NULL: 1; b NULL: 0. */
+    void (*layernorm)(const float *x, const float *w, const float *b, float eps, int64_t n, float *y);
     /* In place on the first 2 * half floats of a head; cosine and sine: [half]. */
     void (*rope)(float *x, const float *cosine, const float *sine, int64_t half, int interleaved);
     /* The part of softmax(q[i] . K * scale) V that comes from keys [begin, begin + MG_CHUNK), for n <= MG_QROWS query rows at
@@ -33,9 +41,11 @@ typedef struct {
      * at [MG_PART_HEAD]. scratch: MG_QROWS * MG_TILE floats. */
     void (*attention)(const mg_attn *a, int n, const float *const *q, const int32_t *pos, int32_t begin, float *const *part, float *scratch);
     void (*attention_fold)(float *into, const float *part, int64_t dim_pad);      /* adds the next chunk; always in chunk order */
-    void (*attention_finish)(const float *part, int64_t dim, float *out);
-    /* h = act(g) * u, n floats; h may be g. */
+    /* sink: a logit without a value that joins the softmax; -INFINITY: none. */
+    void (*attention_finish)(const float *part, int64_t dim, float sink, float *out);
+    /* h = act(g) * u, n floats; h may be g or u. */
     void (*glu)(int act, const float *g, const float *u, int64_t n, float *h);
+    void (*act)(int act, const float *x, int64_t n, float *h);                     /* h = act(x); h may be x */
     void (*add)(float *x, const float *y, int64_t n);                              /* x += y */
     void (*scale)(float *x, float s, int64_t n);
     void (*axpy)(float w, const float *y, float *x, int64_t n);                    /* x = fma(w, y, x) */

@@ -32,7 +32,29 @@ VF_TARGET static void op_rmsnorm(const float *x, const float *w, float eps, int6
     for (; j < TAIL(n); j += 16) { vf a = vf_load(x + j); s = vf_fma(a, a, s); }
     if (j < n) { vf a = load_tail(x + j, n - j); s = vf_fma(a, a, s); }
     const vf r = vf_set1(1.0f / sqrtf(vf_sum(s) / (float)n + eps));
-    MAP(n, x, y, vf_mul(vf_mul(a, r), LOAD2(w, n)));
+    if (w) MAP(n, x, y, vf_mul(vf_mul(a, r), LOAD2(w, n)));
+    else MAP(n, x, y, vf_mul(a, r));
+}
+
+/* Mean first, then the variance around it: a large mean must not cancel it. */
+VF_TARGET static void op_layernorm(const float *x, const float *w, const float *b, float eps, int64_t n, float *y) {
+    vf s = vf_set1(0);
+    int64_t j = 0;
+    for (; j < TAIL(n); j += 16) s = vf_add(s, vf_load(x + j));
+    if (j < n) s = vf_add(s, load_tail(x + j, n - j));
+    const float mean = vf_sum(s) / (float)n;
+    const vf m = vf_set1(mean);
+    s = vf_set1(0);
+    for (j = 0; j < TAIL(n); j += 16) { vf a = vf_sub(vf_load(x + j), m); s = vf_fma(a, a, s); }
+    if (j < n) {
+        float f[16] = {0};
+        for (int64_t i = j; i < n; i++) f[i - j] = x[i] - mean;
+        s = vf_fma(vf_load(f), vf_load(f), s);
+    }
+    const vf r = vf_set1(1.0f / sqrtf(vf_sum(s) / (float)n + eps));
+    MAP(n, x, y, vf_mul(vf_sub(a, m), r));
+    if (w) MAP(n, y, y, vf_mul(a, LOAD2(w, n)));
+    if (b) MAP(n, y, y, vf_add(a, LOAD2(b, n)));
 }
 
 VF_TARGET static void op_rope(float *x, const float *cosine, const float *sine, int64_t half, int interleaved) {
@@ -57,13 +79,28 @@ VF_TARGET static void op_rope(float *x, const float *cosine, const float *sine, 
     }
 }
 
-VF_TARGET static void op_glu(int act, const float *g, const float *u, int64_t n, float *h) {
-    const vf one = vf_set1(1.0f);
-    if (act == MG_SILU) {
-        MAP(n, g, h, vf_mul(vf_div(a, vf_add(one, vf_exp(vf_sub(vf_set1(0), a)))), LOAD2(u, n)));
-    } else {
+VF_FN vf activation(const int act, vf a) {
+    const vf one = vf_set1(1.0f), e = vf_set1(0);
+    if (act == MG_GELU_TANH) {
         const vf c0 = vf_set1(0.79788456f), c1 = vf_set1(0.044715f), half = vf_set1(0.5f);
-        MAP(n, g, h, vf_mul(vf_mul(vf_mul(half, a), vf_add(one, vf_tanh(vf_mul(c0, vf_fma(vf_mul(c1, vf_mul(a, a)), a, a))))), LOAD2(u, n)));
+        return vf_mul(vf_mul(half, a), vf_add(one, vf_tanh(vf_mul(c0, vf_fma(vf_mul(c1, vf_mul(a, a)), a, a)))));
+    }
+    return vf_div(act == MG_SILU ? a : one, vf_add(one, vf_exp(vf_sub(e, a))));
+}
+
+VF_TARGET static void op_glu(int act, const float *g, const float *u, int64_t n, float *h) {
+    switch (act) {
+    case MG_SILU: MAP(n, g, h, vf_mul(activation(MG_SILU, a), LOAD2(u, n))); break;
+    case MG_GELU_TANH: MAP(n, g, h, vf_mul(activation(MG_GELU_TANH, a), LOAD2(u, n))); break;
+    case MG_SIGMOID: MAP(n, g, h, vf_mul(activation(MG_SIGMOID, a), LOAD2(u, n))); break;
+    }
+}
+
+VF_TARGET static void op_act(int act, const float *x, int64_t n, float *h) {
+    switch (act) {
+    case MG_SILU: MAP(n, x, h, activation(MG_SILU, a)); break;
+    case MG_GELU_TANH: MAP(n, x, h, activation(MG_GELU_TANH, a)); break;
+    case MG_SIGMOID: MAP(n, x, h, activation(MG_SIGMOID, a)); break;
     }
 }
 
@@ -172,7 +209,7 @@ VF_FN void attention_rows(const int N, const int f32, const mg_attn *a, const fl
     vf l[MG_QROWS];
     int32_t first = pos[N - 1], last = pos[N - 1] < begin + MG_CHUNK ? pos[N - 1] : begin + MG_CHUNK - 1;
     for (int r = 0; r < N; r++) {                        /* first: the oldest key of this chunk that any row sees */
-        const int32_t lo = a->window && pos[r] >= a->window ? pos[r] - a->window + 1 : 0;
+        const int32_t lo = mg_oldest(a, pos[r]);
         first = lo < first ? lo : first;
         m[r] = -INFINITY;
         l[r] = vf_set1(0);
@@ -186,7 +223,7 @@ VF_FN void attention_rows(const int N, const int f32, const mg_attn *a, const fl
             score_block(N, f32, a->k, (int64_t)(slot + b) * a->dim, a->dim, q, s + b, a->scale);
         for (int r = 0; r < N; r++) {
             float *p = s + r * MG_TILE;
-            const int lo = a->window && pos[r] - a->window + 1 > t0 ? pos[r] - a->window + 1 - t0 : 0;
+            const int lo = mg_oldest(a, pos[r]) > t0 ? mg_oldest(a, pos[r]) - t0 : 0;
             const int hi = pos[r] - t0 + 1 < end ? pos[r] - t0 + 1 : end;
             if (lo >= hi) {                              /* this row sees nothing of this tile */
                 memset(p, 0, MG_TILE * 4);
@@ -241,10 +278,14 @@ VF_TARGET static void op_attention_fold(float *into, const float *part, int64_t 
         vf_store(into + d, vf_fma(vf_load(part + d), cb, vf_mul(vf_load(into + d), ca)));
 }
 
-VF_TARGET static void op_attention_finish(const float *part, int64_t dim, float *out) {
-    const float inv = 1.0f / vf_sum(vf_load(part));
+VF_TARGET static void op_attention_finish(const float *part, int64_t dim, float sink, float *out) {
+    float inv = 1.0f / vf_sum(vf_load(part));
+    if (sink != -INFINITY) {
+        const float top = sink > part[16] ? sink : part[16], c = exp1(part[16] - top);
+        inv = c / (vf_sum(vf_load(part)) * c + exp1(sink - top));
+    }
     for (int64_t d = 0; d < dim; d++) out[d] = part[MG_PART_HEAD + d] * inv;
 }
 
 #define MG_OP_TABLE(name) \
-    const mg_op_table name = {op_rmsnorm, op_rope, op_attention, op_attention_fold, op_attention_finish, op_glu, op_add, op_scale, op_axpy, op_softcap, op_softmax, op_kth, op_store_v}
+    const mg_op_table name = {op_rmsnorm, op_layernorm, op_rope, op_attention, op_attention_fold, op_attention_finish, op_glu, op_act, op_add, op_scale, op_axpy, op_softcap, op_softmax, op_kth, op_store_v}
