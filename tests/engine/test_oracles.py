@@ -44,7 +44,8 @@ def test_any_split_of_the_prompt_gives_bit_identical_logits(case, split):
     for n in split if len(split) < 150 else split[:40]:
         logits = engine.step([(s, ids[at:at + n])])[0]
         at += n
-        np.testing.assert_array_equal(logits, whole[at - 1])
+        same = engine.regime(at) == engine.regime(len(ids))     # longrope: a short sequence has other frequencies
+        np.testing.assert_array_equal(logits, whole[at - 1] if same else engine.forward(ids[:at])[0][-1])
 
 
 @pytest.mark.skipif("MOEGG_TEST_STORYTELLER" not in os.environ, reason="MOEGG_TEST_STORYTELLER: folder of the trained checkpoint")
