@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from moegg.commands.measure import Run, Work
 from moegg.errors import BadRequest
 from moegg.formats.container import Container
 from moegg.io import memory
+from tests import tiny
 from tests.loading import open_engine
 
 BENCH = Path(__file__).resolve().parents[1] / "bench"
