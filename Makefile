@@ -35,6 +35,10 @@ sanitize:
 		$(CC) -std=c11 -D_GNU_SOURCE -O1 -g -fsanitize=$$san -Imoegg/kernels/csrc tests/io/store_stress.c $(STRESSED) \
 			-o build/store_stress -lm -lpthread && build/store_stress build/store_stress.tmp || exit 1; done
 
+# mutated GGUF files and checkpoints for ten minutes; what goes wrong is kept in build/fuzz
+fuzz:
+	mkdir -p build/fuzz && $(BIN)/python -m tests.converters.fuzz 10 build/fuzz
+
 lint:
 	$(BIN)/ruff check .
 
@@ -56,4 +60,4 @@ clean:
 	find moegg formats converters tests -name __pycache__ -prune -exec rm -rf {} +
 	find moegg -name '*.so' -delete
 
-.PHONY: dev build debug test test-slow test-generic sanitize lint annotate wheel ci clean
+.PHONY: dev build debug test test-slow test-generic sanitize fuzz lint annotate wheel ci clean

@@ -15,7 +15,7 @@ ROW_MAJOR, INTERLEAVED = "row-major", "interleaved"
 class Quant:
     """One storage format. units: bytes of each unit of a block (of a 4-byte element pair for f16 and bf16), in order.
 
-    act: 'A8' or 'F32', the activation format that its kernels read.
+    act: 'A8' or 'F32', the activation format that its kernels read. encodes: floats can be written in it.
     """
     id: int
     name: str
@@ -23,6 +23,7 @@ class Quant:
     block_bytes: int
     act: str
     units: tuple[int, ...]
+    encodes: bool
 
     @property
     def is_float(self) -> bool:
@@ -55,9 +56,9 @@ class Quant:
 def _load() -> dict[str, Quant]:
     text = (Path(__file__).parent / "kernels" / "csrc" / "quants.def").read_text()
     table = {}
-    for m in re.finditer(r'^(?:Q|PLAIN)\(\s*(\d+), (\w+),\s*(\d+),\s*(\d+), (\w+),\s*"([^"]+)"\)', text, re.M):
-        units = tuple(int(s) for part in m[6].split() for s, n in [part.split("x")] for _ in range(int(n)))
-        table[m[2]] = Quant(int(m[1]), m[2], int(m[3]), int(m[4]), m[5], units)
+    for m in re.finditer(r'^(Q|PLAIN|READ_ONLY)\(\s*(\d+), (\w+),\s*(\d+),\s*(\d+), (\w+),\s*"([^"]+)"\)', text, re.M):
+        units = tuple(int(s) for part in m[7].split() for s, n in [part.split("x")] for _ in range(int(n)))
+        table[m[3]] = Quant(int(m[2]), m[3], int(m[4]), int(m[5]), m[6], units, m[1] != "READ_ONLY")
     return table
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from moegg import kernels
 from moegg.commands.opening import open_tokenizer
+from moegg.converters.export import export
 from moegg.formats.container import Container
 from tests.loading import convert_to, open_engine
 
@@ -57,6 +58,18 @@ def test_every_kept_tensor_dequantises_to_the_bits_of_the_gguf_package(real):
         rows, cols = (1, t.shape[0]) if len(t.shape) == 1 else t.shape
         data = kernels.deinterleave(info.quant, data, rows, cols) if info.layout == "interleaved" else data.reshape(rows, -1)
         np.testing.assert_array_equal(kernels.dequantize(info.quant, data, cols).reshape(t.shape), want, t.name)
+
+
+def test_export_gives_the_gguf_back_bit_by_bit(real, tmp_path):
+    import gguf
+    _, path, container = real
+    ours, theirs = gguf.GGUFReader(export(container, tmp_path / "back.gguf").path), gguf.GGUFReader(path)
+    assert [t.name for t in ours.tensors] == [t.name for t in theirs.tensors]
+    for a, b in zip(ours.tensors, theirs.tensors, strict=True):
+        assert (a.tensor_type, a.shape.tolist()) == (b.tensor_type, b.shape.tolist()) and a.data.tobytes() == b.data.tobytes(), a.name
+    assert list(ours.fields) == list(theirs.fields)
+    for key, field in theirs.fields.items():
+        assert ours.fields[key].types == field.types and (key.startswith("GGUF.") or ours.fields[key].contents() == field.contents()), key
 
 
 def test_greedy_continuations_follow_llama_cpp_up_to_a_near_tie(real):

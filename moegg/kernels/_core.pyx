@@ -74,6 +74,8 @@ def quantize(quant: str, x, search: bool = False):
     NaN and infinity give useless codes: the caller looks for them. Raises BadRequest.
     """
     q, x = _quant(quant), _floats("quantize", x)
+    if not q.encodes:
+        raise BadRequest(f"quantize: {q.name} can only be read, not written", "kernel-quant")
     cdef int64_t rows = x.shape[0], cols = x.shape[1], r
     _fits(q, cols)
     out = np.empty((rows, q.row_bytes(cols, ROW_MAJOR)), np.uint8)

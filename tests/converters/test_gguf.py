@@ -72,11 +72,11 @@ def test_what_is_no_model_is_refused(make_gguf):
 
 
 def test_a_type_without_a_kernel_is_named(make_gguf):
-    def to_iq1(tensors):
+    def to_q8_k(tensors):
         del tensors["blk.1.attn_q.weight"]
-    rows = np.zeros((128, 50), np.uint8)
-    path = make_gguf(edit=to_iq1, tensors={"blk.1.attn_q.weight": (rows, GGMLQuantizationType.IQ1_S)})
-    with pytest.raises(UnsupportedModel, match=r"blk.1.attn_q.weight.*iq1_s \(1 tensor\)"):
+    rows = np.zeros((128, 292), np.uint8)
+    path = make_gguf(edit=to_q8_k, tensors={"blk.1.attn_q.weight": (rows, GGMLQuantizationType.Q8_K)})
+    with pytest.raises(UnsupportedModel, match=r"blk.1.attn_q.weight.*q8_k \(1 tensor\)"):
         make_plan(GGUFSource(path), RECIPES["keep"])
 
 

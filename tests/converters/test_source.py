@@ -85,7 +85,7 @@ def test_steps_that_do_not_fit_the_axes_are_a_shape_error(src, n, says):
 
 def test_quants_are_found_by_the_names_of_both_formats():
     assert source_quant("BF16") == "bf16" and source_quant("q4_k") == "q4_k" and source_quant("F32") == "f32"
-    assert source_quant("F8_E4M3") is None and source_quant("iq2_xs") is None and source_quant("F64") is None
+    assert source_quant("F8_E4M3") is None and source_quant("q8_k") is None and source_quant("F64") is None
 
 
 @pytest.mark.parametrize("name, clean", [

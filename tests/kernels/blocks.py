@@ -4,10 +4,12 @@ import numpy as np
 from moegg.quants import GROUP_ROWS, INTERLEAVED, QUANTS, ROW_MAJOR
 
 SCALES = {"q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82), "q3_k": (108,),
-          "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq4_nl": (0,), "iq4_xs": (0,), "tq1_0": (52,), "tq2_0": (64,),
+          "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq4_nl": (0,), "iq4_xs": (0,), "iq2_xxs": (0,), "iq2_xs": (0,), "iq2_s": (0,),
+          "iq3_xxs": (0,), "iq3_s": (0,), "iq1_s": (0,), "iq1_m": (), "tq1_0": (52,), "tq2_0": (64,),
           "mxfp4": (), "nvfp4": (), "ternary": (0,), "mlx4": (0, 2), "mlx4_f16": (0, 2), "fp8_32": (0,), "fp8_128": (0,)}                                              # where the scales lie in a block
 QUANTISED = tuple(SCALES)
 FLOATS = ("f32", "f16", "bf16")
+ENCODED = tuple(q.name for q in QUANTS.values() if q.encodes)
 LEGACY = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
 K = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 
@@ -31,6 +33,10 @@ def random_blocks(quant: str, rows: int, cols: int, rng: np.random.Generator, sc
         d[rng.random(len(blocks)) < 0.05] *= d.dtype.type(1e-5)
         size = wide or 2
         blocks[:, at:at + size] = d.view(np.uint8).reshape(len(blocks), -1)[:, -size:]
+    if quant == "iq1_m":                                                # its scale is in the upper nibbles of four words
+        d = rng.uniform(-scale, scale, len(blocks)).astype(np.float16).view(np.uint16)
+        for i in range(4):
+            blocks[:, 49 + 2 * i] = blocks[:, 49 + 2 * i] & 15 | (d >> 4 * i & 15) << 4
     if quant == "mxfp4":
         top = 127 + int(np.log2(scale))
         blocks[:, 0] = rng.integers(top - 8, top, len(blocks))

@@ -338,6 +338,7 @@ QUANT(q6_k) {
 
 int mg_quant_row(int quant, const float *src, void *dst, int64_t cols, int search) {
     switch (quant) {
+#define READ_ONLY(...)
 #define Q(id, name, elems, bytes, act, units) case id: mg_quant_##name(src, dst, cols / elems, search); return MG_OK;
 #include "quants.def"
 #undef Q

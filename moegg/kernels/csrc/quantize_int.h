@@ -6,6 +6,7 @@
 
 /* n blocks of floats to blocks; search: look for better scales. */
 #define QUANT(name) void mg_quant_##name(const float *x, mg_##name *b, int64_t n, int search)
+#define READ_ONLY(...)
 #define Q(id, name, elems, bytes, act, units) QUANT(name);
 #include "quants.def"
 #undef Q

@@ -17,6 +17,13 @@ typedef struct { mg_f16 d, dmin; uint8_t scales[12], qh[32], qs[128]; } mg_q5_k;
 typedef struct { uint8_t ql[128], qh[64]; int8_t scales[16]; mg_f16 d; } mg_q6_k;   /* 16 x 16: d * sc * (q - 32) */
 typedef struct { mg_f16 d; uint8_t qs[16]; } mg_iq4_nl;                     /* d * mg_iq4_grid[q] */
 typedef struct { mg_f16 d, scales_h; uint8_t scales_l[4], qs[128]; } mg_iq4_xs;     /* 8 x 32: d * (sc - 32) * mg_iq4_grid[q] */
+typedef struct { mg_f16 d; uint16_t qs[32]; } mg_iq2_xxs;                         /* iq1 to iq3: iquants.c */
+typedef struct { mg_f16 d; uint16_t qs[32]; uint8_t scales[8]; } mg_iq2_xs;
+typedef struct { mg_f16 d; uint8_t qs[32], signs[32], qh[8], scales[8]; } mg_iq2_s;
+typedef struct { mg_f16 d; uint8_t qs[64], signs[32]; } mg_iq3_xxs;
+typedef struct { mg_f16 d; uint8_t qs[64], qh[8], signs[32], scales[4]; } mg_iq3_s;
+typedef struct { mg_f16 d; uint8_t qs[32]; uint16_t qh[8]; } mg_iq1_s;
+typedef struct { uint8_t qs[32], qh[16]; uint16_t scales[4]; } mg_iq1_m;
 typedef struct { uint8_t qs[48], qh[4]; mg_f16 d; } mg_tq1_0;               /* d * (trit - 1), five or four trits per byte */
 typedef struct { uint8_t qs[64]; mg_f16 d; } mg_tq2_0;                      /* d * (q - 1) */
 typedef struct { uint8_t e, qs[16]; } mg_mxfp4;                             /* 2^(e - 128) * mg_fp4_grid[q] */

@@ -4,6 +4,7 @@
  * rounded after each step. Whatever the bytes are, the result is defined and nothing beyond the row is read.
  */
 #include "fp16.h"
+#include "iquants.h"
 #include "kernels.h"
 #include "quants.h"
 
@@ -144,6 +145,22 @@ DEQUANT(tq2_0) {
     for (; n > 0; n--, b++)
         for (int e = 0; e < 256; e++) *x++ = mg_f16_to_f32(b->d) * (crumb(b->qs, e) - 1);
 }
+
+#define CODEBOOK(name)                                                                      \
+    DEQUANT(name) {                                                                         \
+        for (mg_iq q; n > 0; n--, b++) {                                                    \
+            mg_iq_##name(b, &q);                                                            \
+            for (int e = 0; e < 256; e++) *x++ = q.d * (q.sc[e / 16] * q.c[e]);             \
+        }                                                                                   \
+    }
+
+CODEBOOK(iq2_xxs)
+CODEBOOK(iq2_xs)
+CODEBOOK(iq2_s)
+CODEBOOK(iq3_xxs)
+CODEBOOK(iq3_s)
+CODEBOOK(iq1_s)
+CODEBOOK(iq1_m)
 
 /* --- blocks of 64 and 128 ------------------------------------------------------------------------------------------------- */
 

@@ -5,6 +5,7 @@
  * an order that is part of the definition (kernels.h). Names: w block column, c codes, x activations, s exact sums of x.
  */
 #include "fp16.h"
+#include "iquants.h"
 #include "kernels.h"
 #include "quants.h"
 
@@ -335,6 +336,44 @@ GROUP(tq1_0) {
             add_block(c, 1, d, NULL, cols, b + j, a, n, y);
         }
 }
+
+/* Row r of a block column: FIRST bytes in a unit of their own, then units of four. */
+static void block_of(const uint8_t *w, int r, int bytes, int first, void *block) {
+    memcpy(block, w + first * r, first);
+    w += first * G + 4 * r;
+    for (int i = first; i < bytes; i += 4, w += 4 * G) memcpy((char *)block + i, w, 4);
+}
+
+#define CODEBOOK_GROUP(name, BYTES, FIRST)                                                          \
+    GROUP(name) {                                                                                   \
+        clear(y, n);                                                                                \
+        for (int64_t b = 0; b < cols / 32; b += 8, w += BYTES * G) {                                \
+            mg_iq q[G];                                                                             \
+            mg_##name block;                                                                        \
+            for (int r = 0; r < G; r++) {                                                           \
+                block_of(w, r, BYTES, FIRST, &block);                                               \
+                mg_iq_##name(&block, &q[r]);                                                        \
+            }                                                                                       \
+            for (int j = 0; j < 8; j++) {                                                           \
+                codes c;                                                                            \
+                float d[G];                                                                         \
+                int32_t sc[2][G];                                                                   \
+                for (int r = 0; r < G; r++) {                                                       \
+                    d[r] = q[r].d, sc[0][r] = q[r].sc[2 * j], sc[1][r] = q[r].sc[2 * j + 1];        \
+                    for (int i = 0; i < 32; i++) c[i / 4][4 * r + i % 4] = q[r].c[32 * j + i];      \
+                }                                                                                   \
+                add_halves(c, 0, d, sc, cols, b + j, a, n, y);                                      \
+            }                                                                                       \
+        }                                                                                           \
+    }
+
+CODEBOOK_GROUP(iq2_xxs, 66, 2)
+CODEBOOK_GROUP(iq2_xs, 74, 2)
+CODEBOOK_GROUP(iq2_s, 82, 2)
+CODEBOOK_GROUP(iq3_xxs, 98, 2)
+CODEBOOK_GROUP(iq3_s, 110, 2)
+CODEBOOK_GROUP(iq1_s, 50, 2)
+CODEBOOK_GROUP(iq1_m, 56, 0)
 
 /* --- blocks of 64 and 128 ------------------------------------------------------------------------------------------------- */
 
