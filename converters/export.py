@@ -1,8 +1,8 @@
-"""export(): a container that was made from a GGUF back to a GGUF, with the tensor data bit by bit and the metadata as it was.
+"""export(): a container to a GGUF, with the tensor data bit by bit, and the metadata as it was if it was made from a GGUF.
 
-What the conversion recorded decides: names, shapes, order and types of the tensors, and all keys. A tensor has the type that the
+What the conversion recorded decides, else what export_meta.py finds: names, shapes, order and types of the tensors, and all keys. A tensor has the type that the
 file has it in; what conversions widen (norms, routers) gets its old type back where that is exact. Rows that a conversion took
-out of fused tensors go back to their places. Refuses containers from other sources, and quants that GGUF has not.
+out of fused tensors go back to their places. Refuses quants that GGUF has not.
 """
 import json
 from collections.abc import Callable, Iterator
@@ -14,6 +14,7 @@ import numpy as np
 
 from moegg import kernels, registry
 from moegg.arch import ConfigReader, Part, Tensor
+from moegg.converters.export_meta import make_metadata
 from moegg.converters.source import SourceTensor, View, find_view
 from moegg.errors import FormatError, UnsupportedModel
 from moegg.formats.container import Container, ExpertLayer, PartInfo, TensorInfo
@@ -86,8 +87,8 @@ def export(container: Container, out: Path, *, force: bool = False,
 
 def _read_record(container: Container) -> _Record:
     if "gguf_metadata" not in container.sections:
-        raise UnsupportedModel(f"{container.path}: was not converted from a GGUF, so it has no GGUF metadata to export; expected a file made "
-                               "from one", "export-source")
+        tensors, kv = make_metadata(container)
+        return _Record(container.name, tensors, {}, kv, 3, 32)
     try:
         kept = json.loads(container.read_section("gguf_metadata"))
         tensors = {n: SourceTensor(n, tuple(shape), kind, kind if kind in QUANTS else None) for n, kind, shape in kept["tensors"]}

@@ -4,7 +4,7 @@ Usage: moegg [options] [COMMAND] [ARGUMENTS...]
 
 Commands:
   convert      make a .moegg file from a Hugging Face folder or a GGUF file
-  export       write a file that was made from a GGUF back as a GGUF
+  export       write a file as a GGUF
   run          answer a prompt, or chat on the terminal
   server       serve a model to other programs over HTTP
   inspect      show what a file holds

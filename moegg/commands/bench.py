@@ -21,7 +21,7 @@ Options:
   --lookahead=N            experts per layer that are guessed and read ahead (default: 0)
   --no-usage               neither read nor write the history of used experts
   --trace=FILE             record which experts were used (.npz or .jsonl)
-  --cold                   measure from the start: no untimed repetition first, no wait for warm experts
+  --cold                   measure from the start: no untimed repetition, no wait for warm experts
   --threads=N              compute threads (default: the cores it may use)
   --report                 print Markdown for an issue: machine, versions, figures, command
   --json                   print one JSON object

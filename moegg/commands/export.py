@@ -1,10 +1,11 @@
-"""moegg export - writes a file that was made from a GGUF back as a GGUF
+"""moegg export - writes a file as a GGUF
 
 Usage: moegg export [options] MODEL
 
-MODEL is a .moegg file that was converted from a GGUF. Tensor data is the same bit by bit wherever
-the file kept the source's quants, and so is the metadata. Until the GGUF is complete its name is
-FILE.partial; Ctrl-C and SIGTERM remove that.
+MODEL is a .moegg file. If it was converted from a GGUF and kept its quants, tensors and metadata
+are the same again bit by bit. For other files the metadata is made from the config, if GGUF can
+say the same model. Until the GGUF is complete its name is FILE.partial; Ctrl-C and SIGTERM remove
+that.
 
 Options:
   -o, --out=FILE           the GGUF to write (default: the name of MODEL with .gguf, in this folder)

@@ -6,11 +6,13 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
 from moegg import kernels
+from moegg.commands.opening import open_tokenizer
 from moegg.converters.export import export
 from moegg.converters.run import convert
 from moegg.errors import FormatError, UnsupportedModel, UsageError
 from moegg.formats.container import Container
 from moegg.quants import QUANTS
+from tests import oracle
 from tests.kernels.blocks import random_blocks
 
 SHARED = [q.name for q in QUANTS.values() if q.id < 64]
@@ -109,10 +111,33 @@ def test_requantised_tensors_are_written_as_they_are(make, tmp_path):
     assert kind == "Q4_0" and data == want.tobytes()
 
 
-def test_other_sources_and_existing_targets_are_refused(make, make_hf, moe, tmp_path):
-    plain = convert(make_hf(moe), tmp_path / "a.moegg")
-    with pytest.raises(UnsupportedModel, match=r"was not converted from a GGUF.*\[export-source\]"):
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3", "qwen2"])
+def test_a_checkpoint_becomes_a_gguf_that_is_the_same_model(name, tmp_path, read_back):
+    """Converted again, the GGUF gives the same tensors and the same tokens."""
+    first = convert(oracle.rebuild(name, tmp_path / "hf"), tmp_path / "a.moegg", "q8").path
+    second = convert(export(Container.open(first), tmp_path / "a.gguf").path, tmp_path / "b.moegg").path
+    ours, theirs = read_back(second), read_back(first)
+    assert ours.keys() == theirs.keys()
+    for tensor, (quant, data, _) in theirs.items():
+        assert ours[tensor][:2] == (quant, data), tensor
+    a, b = (open_tokenizer(Container.open(p), 512) for p in (first, second))
+    for text in ("Hello, wörld! 123\n  def f(x):", "<|im_start|>user\nhi<|im_end|>"):
+        assert a.encode(text) == b.encode(text)
+    kept = fields(tmp_path / "a.gguf")
+    assert kept["tokenizer.ggml.pre"][1] == "qwen2" and len(kept["tokenizer.ggml.tokens"][1]) == 512 and "tokenizer.chat_template" in kept
+
+
+def test_a_checkpoint_that_gguf_would_change_is_refused(make_hf, moe, dense, tmp_path):
+    """llama.cpp's llama has permuted q and k rows, its qwen3moe always renormalises."""
+    plain = convert(make_hf(dense, name="a"), tmp_path / "a.moegg")
+    with pytest.raises(UnsupportedModel, match=r"would describe another model.*\[export-source\]"):
         export(Container.open(plain.path), tmp_path / "a.gguf")
+    plain = convert(make_hf(moe | {"norm_topk_prob": False}, name="b"), tmp_path / "b.moegg")
+    with pytest.raises(UnsupportedModel, match=r"\[export-source\]"):
+        export(Container.open(plain.path), tmp_path / "b.gguf")
+
+
+def test_existing_targets_are_refused(make, tmp_path):
     kept = convert(make("q8_0"), tmp_path / "b.moegg")
     (tmp_path / "b.gguf").write_bytes(b"mine")
     with pytest.raises(UsageError, match="exists already"):
