@@ -38,10 +38,11 @@ from pathlib import Path
 from typing import Any
 
 from moegg import __version__, kernels, log
-from moegg.commands.measure import Others, Work, repeat, report, touch
+from moegg.commands.measure import Others, Work, int8_rate, read_rate, repeat, report, touch
 from moegg.commands.opening import describe, open_container, warn_beyond_training
 from moegg.commands.progress import bar
 from moegg.commands.start import started
+from moegg.engine.cpus import default_threads
 from moegg.errors import ExitStatus, UsageError, printable
 from moegg.units import fmt_bytes, fmt_rate
 
@@ -59,6 +60,8 @@ def main(args: dict[str, Any]) -> ExitStatus:
     container = open_container(args["MODEL"])
     model = describe(container)
     warn_beyond_training(model, work.total, f"{work.total} tokens")
+    n_threads = args["--threads"] or default_threads()
+    limits = read_rate(n_threads), int8_rate(n_threads)         # before the engine, whose budget has no room for their buffers
     start = time.perf_counter()
     with started(args, container, model, ctx=work.total) as engine:
         open_s = time.perf_counter() - start
@@ -69,7 +72,7 @@ def main(args: dict[str, Any]) -> ExitStatus:
         others = Others()
         with bar("runs", unit="run", delay=1.0) as progress:
             done = repeat(engine, work.draw(model.vocab), runs, progress, warm_up=not args["--cold"])
-        r = {"engine": "moegg", "version": __version__, "level": kernels.level(), **report(engine, work, done, others),
+        r = {"engine": "moegg", "version": __version__, "level": kernels.level(), **report(engine, work, done, others, *limits),
              "open_s": open_s, "resident_s": resident_s}
     if args["--json"]:
         print(json.dumps({k: _short(v) for k, v in r.items()}, ensure_ascii=False))

@@ -268,14 +268,13 @@ def pages(path: Path, smaps: list[str] | None = None) -> dict[str, int] | None:
 
 # --- all of it ----------------------------------------------------------------------------------------------------------
 
-def report(engine: Engine, work: Work, runs: list[Run], others: Others) -> dict[str, Any]:
-    """The JSON object of a measurement, without what only the command knows. Measures the machine, while `others` still watches."""
+def report(engine: Engine, work: Work, runs: list[Run], others: Others, read: float, int8: float) -> dict[str, Any]:
+    """The JSON object of a measurement, without what only the command knows. read, int8: the machine's rates."""
     c, m = engine.container, summary(runs)
-    used = memory() | {"pages": pages(c.path)}                          # before the buffers of the machine's own measurement
+    used = memory() | {"pages": pages(c.path)}
     token_bytes = decode_bytes(c, engine.model, engine.kv, work.depth + work.prompt + work.warm, work.gen)
     decode = None if m["decode_tps"] is None else m["decode_tps"] * token_bytes
     ops = None if m["prefill_tps"] is None else m["prefill_tps"] * prefill_ops(c)
-    read, int8 = read_rate(engine.n_threads), int8_rate(engine.n_threads)
     return m | {
         "decode_bytes_per_token": token_bytes, "decode_gbps": decode and decode / 1e9, "read_gbps": read / 1e9,
         "fraction_of_read_bandwidth": decode and decode / read,
