@@ -1,4 +1,4 @@
-"""How many compute threads this process may use, and how much memory it may count on. Linux cgroups of all ancestors included."""
+"""How many compute threads this process may use. Linux cgroups of all ancestors included; memory is moegg/io/memory.py's."""
 import os
 from pathlib import Path
 
@@ -40,22 +40,3 @@ def default_threads() -> int:
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota()
     return max(1, affinity if quota >= affinity else int(-(-quota // 1)))
-
-
-def available_memory() -> int | None:
-    """Bytes that can still be taken without swapping, the limits of all ancestor cgroups included; None if unknown."""
-    found = []
-    for line in _read(Path("/proc/meminfo")).splitlines():
-        if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) * 1024)
-    for group in _ancestors():
-        limit, used = _read(group / "memory.max"), _read(group / "memory.current")
-        if limit.isdigit() and used.isdigit():
-            reclaimable = sum(int(x.split()[1]) for x in _read(group / "memory.stat").splitlines() if x.startswith(("inactive_file", "active_file")))
-            found.append(max(0, int(limit) - int(used) + reclaimable))
-    limit, used = _read(_CGROUP / "memory/memory.limit_in_bytes"), _read(_CGROUP / "memory/memory.usage_in_bytes")
-    if limit.isdigit() and used.isdigit() and int(limit) < 1 << 60:
-        found.append(max(0, int(limit) - int(used)))
-    if not found and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(found) if found else None
