@@ -31,7 +31,8 @@ class GGUFSource:
         meta = self._file.metadata
         if meta.get("general.type", "model") != "model":
             raise UnsupportedModel(f"{path}: holds a {meta['general.type']!r:.40}, expected a model", "gguf-kind")
-        self.module = registry.find(gguf=self._text("general.architecture"))
+        arch = self._text("general.architecture")
+        self.module = registry.find_gguf(arch, experts=bool(meta.get(f"{arch}.expert_count")))
         self.stem = self._file.stem
         self.name = clean_name(str(meta.get("general.name") or self.stem))
         self.tensors = {n: SourceTensor(n, t.shape, t.quant, source_quant(t.quant)) for n, t in self._file.tensors.items()}

@@ -40,8 +40,8 @@ class PlannedPart:
     views: tuple[View, ...]
     quant: str
     wanted: str
+    layout: str
     nbytes: int
-    layout: str = INTERLEAVED
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def make_plan(source: Source, recipe: Recipe) -> ConvertPlan:
     config = reader.used()
     if source.module.describe(ConfigReader(config)) != model:
         raise InternalError(f"{model.arch}: the canonical config describes another model than the source's config")
-    found = _Finder(source, model.arch)
+    found = _Finder(source, model)
     tensors = [(t, found.view(t)) for t in model.tensors()]
     experts = [(e, [(p, [found.view(p, i, e.n) for i in range(e.n)]) for p in e.parts])
                for e in model.experts()]
@@ -195,9 +195,14 @@ def _files(n: int) -> str:
 
 def _plan_tensor(t: Tensor, view: View, recipe: Recipe) -> PlannedTensor:
     quant, wanted = recipe.choose(t.role, t.shape, view.tensor.quant)
-    layout = ROW_MAJOR if t.gather or len(t.shape) < 2 else INTERLEAVED
-    rows, cols = (1, t.shape[0]) if len(t.shape) < 2 else t.shape
+    rows, cols, layout = _form(t.shape, t.gather)
     return PlannedTensor(t, view, quant, wanted, layout, QUANTS[quant].matrix_bytes(rows, cols, layout))
+
+
+def _form(shape: tuple[int, ...], gather: bool = False) -> tuple[int, int, str]:
+    """(rows, cols, layout): only matrices that are multiplied with are interleaved."""
+    rows, cols = (1, shape[0]) if len(shape) < 2 else shape
+    return rows, cols, ROW_MAJOR if gather or len(shape) < 2 else INTERLEAVED
 
 
 def _plan_experts(e: Experts, parts: list[tuple[Part, list[View]]], top_k: int, recipe: Recipe) -> PlannedExperts:
@@ -206,15 +211,17 @@ def _plan_experts(e: Experts, parts: list[tuple[Part, list[View]]], top_k: int, 
         # One part has one quant in all records of a layer; experts stored in several types are widened.
         types = {v.tensor.quant for v in views}
         quant, wanted = recipe.choose("expert", p.shape, types.pop() if len(types) == 1 else "f32")
-        planned.append(PlannedPart(p, tuple(views), quant, wanted, QUANTS[quant].matrix_bytes(*p.shape, INTERLEAVED)))
+        rows, cols, layout = _form(p.shape)
+        planned.append(PlannedPart(p, tuple(views), quant, wanted, layout, QUANTS[quant].matrix_bytes(rows, cols, layout)))
     return PlannedExperts(e.layer, e.n, top_k, tuple(planned))
 
 
 class _Finder:
     """Looks views up and collects what is wrong, so that one line can name all of a kind."""
 
-    def __init__(self, source: Source, arch: str):
-        self.source, self.arch = source, arch
+    def __init__(self, source: Source, model: Model):
+        self.source, self.arch = source, model.arch
+        self.patterns = [p.replace("{n}", str(len(model.layers))) for p in source.module.NAMES.get("ignore", ())]
         self.used: set[str] = set()
         self.missing: list[str] = []
         self.misshapen: list[tuple[View, tuple[int, ...]]] = []
@@ -270,7 +277,7 @@ class _Finder:
 
     def _ignorable(self, name: str) -> str | None:
         """The pattern by which the architecture module lets an unused tensor be left out, or None."""
-        return next((p for p in self.source.module.NAMES.get("ignore", ()) if fnmatchcase(name, p)), None)
+        return next((p for p in self.patterns if fnmatchcase(name, p)), None)
 
 
 def _tensors(n: int) -> str:

@@ -147,15 +147,16 @@ def scratch_bytes(model: Model, ctx: int, ubatch: int, n_threads: int) -> int:
     attn = [layer.attn for layer in model.layers if isinstance(layer.attn, Gqa)]
     moe = [layer.ffn for layer in model.layers if isinstance(layer.ffn, Moe)]
     mixed = [sum(t.shape[0] for t in walk(layer.attn) if len(t.shape) == 2) for layer in model.layers if not isinstance(layer.attn, Gqa)]
-    dense = max((layer.ffn.up.shape[0] for layer in model.layers if not isinstance(layer.ffn, Moe)), default=0)
+    mlps = [layer.ffn.shared if isinstance(layer.ffn, Moe) else layer.ffn for layer in model.layers]
+    dense = max((m.up.shape[0] for m in mlps if m), default=0)
     dense = max(dense, *(a.n_head * a.head_dim for a in attn if a.gate), 0)
     q, kv = (max((h * a.head_dim for h, a in heads), default=0) for heads in ([(a.n_head, a) for a in attn], [(a.n_kv_head, a) for a in attn]))
     widths = (model.d, model.d, model.d, q, q, kv, kv, dense, dense, max(mixed, default=0) + 160)
     n = sum(rows * (4 * w + 64) for w in widths) + rows * max(map(_act, widths))
     if moe:
-        width, experts = max(m.experts.part("gate").shape[0] for m in moe), max(m.experts.n for m in moe)
+        width, experts = max(m.experts.width for m in moe), max(m.experts.n for m in moe)
         pairs = ubatch * max(m.top_k for m in moe)
-        n += pairs * (4 * (2 * width + model.d) + _act(width) + 256) + ubatch * (4 * experts + 64) + 512 * experts
+        n += pairs * (4 * (2 * width + model.d) + _act(width) + 256) + ubatch * (8 * experts + 128) + 512 * experts
     part = 4 * (48 + max((a.head_dim for a in attn), default=0))
     n += n_threads * QROWS * (4 * TILE + (1 + ITEMS) * part) + 4 * n_threads * QROWS * (ctx // CHUNK + 1) * part
     return n + MAX_OUT * 4 * (model.vocab + 16) + len(model.layers) * 8192 + (1 << 16)

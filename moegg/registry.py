@@ -85,6 +85,14 @@ def find(*, arch: str | None = None, hf: str | None = None, model_type: str | No
                            + (f"; did you mean {close[0]!r}?" if close else ""), "arch-unknown")
 
 
+def find_gguf(name: str, experts: bool) -> ModuleType:
+    """The module for a GGUF general.architecture of files with or without experts: where that tells architectures apart (llama,
+    Mixtral), the one with experts calls itself 'name+experts'. Raises UnsupportedModel.
+    """
+    sparse = f"{name}+experts"
+    return find(gguf=sparse if experts and any(sparse in _known(m, "gguf") for m in _builtins().values()) else name)
+
+
 def _known(module: ModuleType, kind: str) -> tuple[str, ...]:
     value = module.NAMES.get(kind, ())
     return (value,) if isinstance(value, str) else value

@@ -19,7 +19,7 @@ from tests.reference.forward import forward
 from tests.reference.weights import gguf_meta, load_gguf, load_hf, read_safetensors
 
 ARCHS = registry.names()
-ROLES = {"embed", "norm", "attn", "dense", "router", "head", "bias", "aux"}
+ROLES = {"embed", "norm", "attn", "dense", "shared", "router", "head", "bias", "aux"}
 
 
 def describe(arch, config, **changes):
@@ -90,6 +90,34 @@ RELEASED = {  # name: (arch, keys that matter, parameters as published)
         "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
         "num_key_value_heads": 4, "output_router_logits": False, "rope_scaling": None, "router_aux_loss_coef": 0.001,
         "sliding_window": None, "tie_word_embeddings": False}, 30532122624),
+    "Mixtral-8x7B-v0.1": ("mixtral", COMMON | {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336,
+        "max_position_embeddings": 32768, "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "num_local_experts": 8, "output_router_logits": False, "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02, "sliding_window": None, "tie_word_embeddings": False,
+        "vocab_size": 32000}, 46702792704),
+    "Qwen1.5-MoE-A2.7B": ("qwen2-moe", QWEN | {
+        "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "decoder_sparse_step": 1, "hidden_size": 2048,
+        "intermediate_size": 5632, "max_position_embeddings": 8192, "max_window_layers": 21, "moe_intermediate_size": 1408,
+        "norm_topk_prob": False, "num_attention_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+        "num_key_value_heads": 16, "output_router_logits": False, "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": 5632, "sliding_window": 32768, "tie_word_embeddings": False}, 14315784192),
+    "ERNIE-4.5-21B-A3B-PT": ("ernie4-5-moe", {
+        "architectures": ["Ernie4_5_MoeForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "hidden_act": "silu",
+        "hidden_size": 2560, "initializer_range": 0.02, "intermediate_size": 12288, "max_position_embeddings": 131072,
+        "model_type": "ernie4_5_moe", "moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_intermediate_size": 1536, "moe_k": 6,
+        "moe_layer_interval": 1, "moe_layer_start_index": 1, "moe_num_experts": 64, "moe_num_shared_experts": 2,
+        "moe_use_aux_free": True, "num_attention_heads": 20, "num_hidden_layers": 28, "num_key_value_heads": 4,
+        "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16", "use_bias": False, "use_cache": False, "vocab_size": 103424}, 21825437888),
+    "dots.llm1.inst": ("dots1", COMMON | {
+        "architectures": ["Dots1ForCausalLM"], "model_type": "dots1", "attention_bias": False, "first_k_dense_replace": 1,
+        "head_dim": 128, "hidden_size": 4096, "intermediate_size": 10944, "max_position_embeddings": 32768,
+        "max_window_layers": 62, "moe_intermediate_size": 1408, "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 2,
+        "norm_topk_prob": True, "num_attention_heads": 32, "num_experts_per_tok": 6, "num_hidden_layers": 62,
+        "num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 10000000,
+        "routed_scaling_factor": 2.5, "scoring_func": "noaux_tc", "sliding_window": None, "tie_word_embeddings": False,
+        "topk_group": 1, "topk_method": "noaux_tc", "vocab_size": 152064}, 142774381696),
     "Qwen3-0.6B": ("qwen3", QWEN | {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False, "head_dim": 128,
         "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28,
@@ -252,7 +280,7 @@ def test_biases_follow_their_keys():
 def test_tying_defaults_differ_by_class():
     for arch in ARCHS:
         absent = tiny.describe(arch, tie_word_embeddings=None)
-        assert (absent.head is None) == (arch in ("gemma2", "gemma3", "smollm3", "cohere2", "starcoder2", "lfm2"))
+        assert (absent.head is None) == (arch in ("gemma2", "gemma3", "smollm3", "cohere2", "starcoder2", "lfm2", "ernie4-5-moe"))
         assert absent.embed.gather == (absent.head is not None)
         assert tiny.describe(arch, tie_word_embeddings=False).head.shape == tiny.describe(arch).embed.shape
 
@@ -313,7 +341,8 @@ def test_dense_layers_of_qwen3_moe():
 
 def test_router_keys_of_qwen3_moe():
     moe = tiny.describe("qwen3-moe", norm_topk_prob=None, num_experts=None, num_local_experts=5).layers[0].ffn
-    assert (moe.renormalise, moe.top_k, moe.experts.n, moe.router.shape, moe.score) == (False, 3, 5, (5, 72), "softmax")
+    r = moe.router
+    assert (r.renormalise, moe.top_k, moe.experts.n, r.weight.shape, r.score) == (False, 3, 5, (5, 72), "softmax")
     with pytest.raises(FormatError, match="'num_experts_per_tok' is 3; there are 2 experts"):
         tiny.describe("qwen3-moe", num_experts=2)
 
@@ -449,7 +478,8 @@ def from_gguf(name, **changes):
 
 
 def from_meta(meta):
-    module = registry.find(gguf=meta["general.architecture"])
+    name = meta["general.architecture"]
+    module = registry.find_gguf(name, experts=bool(meta.get(f"{name}.expert_count")))
     return module.describe(ConfigReader(module.gguf_config(meta), where="GGUF metadata"))
 
 
@@ -522,7 +552,7 @@ def test_damaged_gguf_metadata_is_an_error_of_ours_or_another_sound_model(name):
 
 
 @pytest.mark.parametrize("changes, error, key", [
-    ({"expert_count": 8}, UnsupportedModel, "llama.expert_count"), ({"block_count": "x"}, FormatError, "block_count"),
+    ({"block_count": "x"}, FormatError, "block_count"),
     ({"rope.dimension_count": 32}, UnsupportedModel, "dimension_count"),
     ({"attention.head_count_kv": [3] * 29 + [1]}, UnsupportedModel, "head_count_kv"),
     ({"vocab_size": None}, FormatError, "vocab_size"), ({"attention.value_length": 128}, UnsupportedModel, "value_length")])

@@ -51,7 +51,7 @@ def gguf(path, arch, *, seed=0, qtype="F32", tokenizer=True, **changes):
     """Write a GGUF file; returns its path. qtype: of matrices whose rows fit its blocks, others are F16; norms and biases F32."""
     import gguf as package
     module = registry.find(arch=arch)
-    name, model = _gguf_name(module, config(arch, **changes)), describe(arch, **changes)
+    name, model = _gguf_name(module, config(arch, **changes)).removesuffix("+experts"), describe(arch, **changes)
     tensors, meta = to_source(model, weights(model, seed), "gguf"), gguf_metadata(model, name)
     if name in ("llama", "smollm3", "granite"):
         tensors = {k: _interleave(model, v) if k.endswith(_PERMUTED) else v for k, v in tensors.items()}
@@ -113,12 +113,20 @@ def gguf_metadata(model, name):
             "attention.key_length": first.head_dim, "attention.value_length": first.head_dim,
             eps: model.final_norm.eps, "rope.freq_base": full.rope.theta,
             "rope.dimension_count": full.rope.dim, "vocab_size": model.vocab}
+    if any(isinstance(ffn, Moe) for ffn in ffns):
+        meta["leading_dense_block_count"] = next(i for i, ffn in enumerate(ffns) if isinstance(ffn, Moe))
     for ffn in ffns:
         if isinstance(ffn, Mlp):
             meta["feed_forward_length"] = ffn.up.shape[0]
         if isinstance(ffn, Moe):
-            meta |= {"expert_count": ffn.experts.n, "expert_used_count": ffn.top_k, "expert_weights_norm": ffn.renormalise,
-                     "expert_feed_forward_length": ffn.experts.part("gate").shape[0]}
+            r, width = ffn.router, ffn.experts.width
+            meta |= {"expert_count": ffn.experts.n, "expert_used_count": r.top_k, "expert_weights_norm": r.renormalise,
+                     "expert_feed_forward_length": width, "expert_group_count": r.n_group, "expert_group_used_count": r.top_group,
+                     "expert_gating_func": 2 if r.score == "sigmoid" else 1}
+            meta |= {"expert_weights_scale": r.scale} if r.scale != 1 else {}
+            if ffn.shared:
+                shared = ffn.shared.gate.shape[0]
+                meta |= {"expert_shared_feed_forward_length": shared, "expert_shared_count": max(1, shared // width)}
     if convs := [layer.attn for layer in model.layers if isinstance(layer.attn, ShortConv)]:
         meta |= {"shortconv.l_cache": convs[0].conv.weight.shape[1],
                  "attention.head_count_kv": [getattr(layer.attn, "n_kv_head", 0) for layer in model.layers]}

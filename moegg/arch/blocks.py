@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moegg.arch.rope import Rope
-from moegg.arch.tensors import Experts, Tensor
+from moegg.arch.tensors import Tensor
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class Gqa:
 
 @dataclass(frozen=True)
 class Mlp:
-    """down(act(gate x) * up x), or down(act(up x)) without gate. act: 'silu' or 'gelu_tanh'."""
+    """down(act(gate x) * up x), or down(act(up x)) without gate. act: 'silu', 'gelu_tanh', or 'swiglu_oai' (gpt-oss):
+    g sigmoid(1.702 g) (u + 1) with g = gate x cut at 7 from above and u = up x at both sides."""
     gate: Tensor | None
     up: Tensor
     down: Tensor
@@ -68,17 +69,3 @@ class Mlp:
     gate_bias: Tensor | None = None
     up_bias: Tensor | None = None
     down_bias: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Moe:
-    """Routed experts. score: 'softmax' over all experts, then the top_k largest (ties: lowest id); renormalise: their
-    weights are divided by their sum; then multiplied by `scale`. Each expert is an Mlp of `experts.parts` gate, up, down.
-    """
-    router: Tensor
-    experts: Experts
-    top_k: int
-    act: str = "silu"
-    score: str = "softmax"
-    renormalise: bool = True
-    scale: float = 1.0

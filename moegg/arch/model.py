@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from moegg.arch.blocks import Gqa, Mlp, Moe, Norm
+from moegg.arch.blocks import Gqa, Mlp, Norm
 from moegg.arch.mixers import Mixer
+from moegg.arch.moe import Moe
 from moegg.arch.rope import Rope
 from moegg.arch.tensors import Experts, Tensor
 

@@ -37,9 +37,9 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Part:
-    """One matrix of an expert record; Src names hold {e}, or are stacked over experts."""
+    """One matrix, or bias vector, of an expert record; Src names hold {e}, or are stacked over experts."""
     name: str
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     hf: tuple[Src, ...]
     gguf: tuple[Src, ...] = ()
 
@@ -53,3 +53,8 @@ class Experts:
 
     def part(self, name: str) -> Part:
         return next(p for p in self.parts if p.name == name)
+
+    @property
+    def width(self) -> int:
+        """F, the rows of gate and up."""
+        return self.part("gate").shape[0]

@@ -93,7 +93,7 @@ cdef class Executor:
         acts = [max(S, self.max_out) * max(_core.act_bytes(act, pad32(w)) for act in range(2)) for w in program.widths]
         self.top_k = max((m.top_k for m in program.moe), default=0)
         experts = max((m.experts.n for m in program.moe), default=0)
-        width = max((m.experts.part("gate").shape[0] for m in program.moe), default=0)
+        width = max((m.experts.width for m in program.moe), default=0)
         pairs = S * self.top_k
         self.e.max_pairs, self.e.max_experts = pairs, experts
         if pairs:
@@ -103,6 +103,7 @@ cdef class Executor:
             self.e.pair_out = <float *>self.take(pairs * self.e.ld[6] * 4 + 64)       # program.Y
             self.e.pair_token = <int32_t *>self.take(pairs * 4)
             self.e.pair_of = <int32_t *>self.take(pairs * 4)
+            self.e.pair_w = <float *>self.take(pairs * 4)
             self.e.batch_pair = <int32_t *>self.take(pairs * 4)
             self.e.expert_ids = <int32_t *>self.take(experts * 4)
             self.e.expert_uses = <int32_t *>self.take(experts * 4)
@@ -111,6 +112,7 @@ cdef class Executor:
             self.e.expert_first = <int32_t *>self.take((experts + 1) * 4)
             self.e.records = <const uint8_t **>self.take(experts * sizeof(void *))
             self.e.route_logits = <float *>self.take(S * pad16(experts) * 4 + 64)
+            self.e.route_choice = <float *>self.take(S * pad16(experts) * 4 + 64)
             self.e.route_idx = <int32_t *>self.take(pairs * 4)
             self.e.route_w = <float *>self.take(pairs * 4)
         self.e.act = <uint8_t *>self.take(max(acts))

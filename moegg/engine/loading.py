@@ -12,6 +12,8 @@ from moegg.errors import FormatError
 from moegg.formats.container import Container
 from moegg.quants import INTERLEAVED, ROW_MAJOR
 
+ANY = "any quant"
+
 
 def all_f32(container: Container) -> bool:
     return (all(t.quant == "f32" for t in container.tensors.values())
@@ -21,6 +23,11 @@ def all_f32(container: Container) -> bool:
 def _refuse(container: Container) -> Callable[[str, object, object], FormatError]:
     return lambda what, got, expected: FormatError(f"{container.path}: {what}: got {got}, expected {expected} from the stored config",
                                                    "arch-mismatch")
+
+
+def form(shape: tuple[int, ...], gather: bool = False, role: str = "") -> tuple[str, str]:
+    """(layout, quant) that kernels expect of a tensor or part; those that read vectors and `aux` know f32 alone."""
+    return ROW_MAJOR if len(shape) == 1 or gather else INTERLEAVED, "f32" if len(shape) == 1 or role == "aux" else ANY
 
 
 def find_weights(container: Container, model: Model, resident: int, mapped: int) -> dict[str, WeightRef]:
@@ -33,9 +40,8 @@ def find_weights(container: Container, model: Model, resident: int, mapped: int)
     for name, t in wanted.items():
         info = container.tensors.get(name)
         vector = len(t.shape) == 1
-        fixed = vector or t.role == "aux"                    # read by kernels that know f32 alone
-        want = (t.shape, t.gather, ROW_MAJOR if vector or t.gather else INTERLEAVED, "f32" if fixed else "any quant")
-        got = None if info is None else (info.shape, info.gather, info.layout, info.quant if fixed else "any quant")
+        want = (t.shape, t.gather, *form(t.shape, t.gather, t.role))
+        got = None if info is None else (info.shape, info.gather, info.layout, info.quant if want[3] == "f32" else ANY)
         if got != want:
             raise refuse(f"tensor {name!r}: shape, gather, layout, quant", got, want)
         refs[name] = WeightRef((mapped if t.gather else resident) + info.offset, info.quant, *((1, t.shape[0]) if vector else t.shape), t.gather)
@@ -50,9 +56,10 @@ def find_experts(container: Container, program: Program) -> list[MoeRef]:
         raise refuse("layers with experts", sorted(rows), sorted(program.moe_layers))
     for m in program.moe:
         layer = rows[m.experts.layer]
-        want = (m.experts.n, m.top_k, [(p.name, p.shape, INTERLEAVED) for p in m.experts.parts])
-        got = (layer.n, layer.top_k, [(p.name, tuple(p.shape), p.layout) for p in layer.parts])
+        want = (m.experts.n, m.top_k, [(p.name, p.shape, *form(p.shape)) for p in m.experts.parts])
+        got = (layer.n, layer.top_k, [(p.name, tuple(p.shape), p.layout, p.quant if len(p.shape) == 1 else ANY) for p in layer.parts])
         if got != want:
             raise refuse(f"experts of layer {m.experts.layer}: number, top-k, parts", got, want)
-        refs.append(MoeRef(0, layer.stride, layer.slot, tuple((p.quant, *p.shape, p.offset) for p in layer.parts)))
+        refs.append(MoeRef(0, layer.stride, layer.slot, {
+            p.name: (p.quant, *((1, p.shape[0]) if len(p.shape) == 1 else p.shape), p.offset) for p in layer.parts}))
     return refs

@@ -32,6 +32,7 @@ class Op:
     norm: Norm | None = None
     n: int = 0
     act: str = ""
+    gate: Tensor | None = None
     scale: float = 1.0
     softcap: float = 0.0
     attn: Gqa | None = None
@@ -134,6 +135,12 @@ def _mlp(p: Program, i: int, f: Mlp, x: int) -> None:
 
 
 def _moe(p: Program, i: int, f: Moe, x: int) -> None:
+    """Route, then the shared expert while records load, then the chosen experts on top."""
+    p.add("route", layer=i, src=x, moe=f, moe_index=len(p.moe))
+    if f.shared:
+        _mlp(p, i, f.shared, x)
+    if f.shared_gate:
+        p.add("gate", layer=i, src=x, dst=Y, gate=f.shared_gate, n=p.model.d)
     p.add("moe", layer=i, src=x, dst=Y, moe=f, moe_index=len(p.moe))
     p.moe.append(f)
 

@@ -18,10 +18,11 @@ from moegg.planner import kv_positions
 from moegg.quants import QUANTS
 
 _KINDS = {"embed": MG_OP_EMBED, "norm": MG_OP_NORM, "linear": MG_OP_LINEAR, "rope_kv": MG_OP_ROPE_KV, "attention": MG_OP_ATTENTION,
-          "add": MG_OP_ADD, "glu": MG_OP_GLU, "moe": MG_OP_MOE, "head": MG_OP_HEAD, "lookahead": MG_OP_LOOKAHEAD,
-          "act": MG_OP_ACT, "conv": MG_OP_CONV, "matrix": MG_OP_MATRIX, "scan": MG_OP_SCAN}
-_ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH, "sigmoid": MG_SIGMOID}
+          "add": MG_OP_ADD, "glu": MG_OP_GLU, "gate": MG_OP_GATE, "route": MG_OP_ROUTE, "moe": MG_OP_MOE, "head": MG_OP_HEAD,
+          "lookahead": MG_OP_LOOKAHEAD, "act": MG_OP_ACT, "conv": MG_OP_CONV, "matrix": MG_OP_MATRIX, "scan": MG_OP_SCAN}
+_ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH, "sigmoid": MG_SIGMOID, "swiglu_oai": MG_SWIGLU_OAI}
 _NORMS = {"rms": MG_NORM_RMS, "layer": MG_NORM_LAYER}
+_SCORES = {"softmax": MG_SCORE_SOFTMAX, "sigmoid": MG_SCORE_SIGMOID, "sparsemixer": MG_SCORE_SPARSEMIXER}
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,12 @@ class WeightRef:
 
 @dataclass(frozen=True)
 class MoeRef:
-    """Where the expert records of one layer lie, unless a store brings them in. slot: int32 [n]; parts: (quant, rows, cols,
-    offset) of gate, up, down."""
+    """Where the expert records of one layer lie, unless a store brings them in. slot: int32 [n]; parts: name ->
+    (quant, rows, cols, offset)."""
     base: int
     stride: int
     slot: np.ndarray
-    parts: tuple[tuple[str, int, int, int], ...]
+    parts: dict[str, tuple[str, int, int, int]]
 
 
 class Arena:
@@ -90,6 +91,8 @@ cdef int fill_op(mg_op *m, op, dict weights) except -1:
         fill_mat(&m.mat[j], weights, lin.weight, lin.bias)
     m.n, m.scale, m.softcap = op.n, op.scale, op.softcap
     fill_norm(&m.norm, op.norm, weights)
+    if op.gate is not None:
+        m.norm.w = vector(weights, op.gate)
     if op.act:
         m.act = _ACTS[op.act]
 
@@ -175,11 +178,19 @@ cdef int fill_mixer(arena, mg_mixer_layer *l, m, int index, dict weights, dict b
 
 
 cdef int fill_moe(arena, mg_moe_layer *l, m, int index, dict weights, ref) except -1:
-    l.layer, l.index, l.n_expert, l.top_k = m.experts.layer, index, m.experts.n, m.top_k
-    l.width, l.act, l.renormalise, l.scale = m.experts.part("gate").shape[0], _ACTS[m.act], m.renormalise, m.scale
-    fill_mat(&l.router, weights, m.router, None)
-    for i, (quant, rows, cols, offset) in enumerate(ref.parts):
-        l.part[i].quant, l.part[i].rows, l.part[i].cols = QUANTS[quant].id, rows, cols
-        l.part_offset[i] = offset
+    r = m.router
+    l.layer, l.index, l.n_expert, l.top_k = m.experts.layer, index, m.experts.n, r.top_k
+    l.width, l.act, l.weigh_input, l.adds = m.experts.width, _ACTS[m.act], m.weigh_input, m.shared is not None
+    l.score, l.renormalise, l.scale, l.jitter = _SCORES[r.score], r.renormalise, r.scale, r.jitter
+    l.n_group, l.top_group, l.group_sum, l.sum_eps, l.sum_min = r.n_group, r.top_group, r.group_score == "top2", r.sum_eps, r.sum_min
+    fill_mat(&l.router, weights, r.weight, r.bias)
+    if r.select_bias is not None:
+        l.select_bias = vector(weights, r.select_bias)
+    if r.expert_scale is not None:
+        l.expert_scale = vector(weights, r.expert_scale)
+    for i, name in enumerate(("gate", "up", "down")):
+        quant, l.part[i].rows, l.part[i].cols, l.part_offset[i] = ref.parts[name]
+        l.part[i].quant = QUANTS[quant].id
+        l.bias_offset[i] = ref.parts[f"{name}_bias"][3] if f"{name}_bias" in ref.parts else 0
     l.base, l.stride = <const uint8_t *><uintptr_t>ref.base, ref.stride
     l.slot = <const int32_t *><uintptr_t>arena.keep(np.ascontiguousarray(ref.slot, np.int32))

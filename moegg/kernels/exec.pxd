@@ -13,8 +13,12 @@ cdef extern from "exec.h" nogil:
         MG_SILU
         MG_GELU_TANH
         MG_SIGMOID
+        MG_SWIGLU_OAI
         MG_NORM_RMS
         MG_NORM_LAYER
+        MG_SCORE_SOFTMAX
+        MG_SCORE_SIGMOID
+        MG_SCORE_SPARSEMIXER
         MG_OP_EMBED
         MG_OP_NORM
         MG_OP_LINEAR
@@ -29,6 +33,8 @@ cdef extern from "exec.h" nogil:
         MG_OP_MATRIX
         MG_OP_SCAN
         MG_OP_ACT
+        MG_OP_ROUTE
+        MG_OP_GATE
     ctypedef struct mg_pool:
         pass
     ctypedef struct mg_mat:
@@ -55,6 +61,7 @@ cdef extern from "exec.h" nogil:
         void (*attention_finish)(const float *part, int64_t dim, float sink, float *out)
         void (*glu)(int act, const float *g, const float *u, int64_t n, float *h)
         void (*act)(int act, const float *x, int64_t n, float *h)
+        float (*dot)(const float *x, const float *y, int64_t n)
         void (*softcap)(float *x, float cap, int64_t n)
         void (*softmax)(float *x, int64_t n)
         float (*kth)(const float *x, int64_t n, int k, float *heap)
@@ -71,11 +78,14 @@ cdef extern from "exec.h" nogil:
         const float *q_scale
         const float *sinks
     ctypedef struct mg_moe_layer:
-        int32_t layer, index, n_expert, top_k, width, act, renormalise
-        float scale
+        int32_t layer, index, n_expert, top_k, width, act, renormalise, score, n_group, top_group, group_sum, weigh_input, adds
+        float scale, sum_eps, sum_min, jitter
+        const float *select_bias
+        const float *expert_scale
         mg_mat router
         mg_mat part[3]
         int64_t part_offset[3]
+        int64_t bias_offset[3]
         const uint8_t *base
         int64_t stride
         const int32_t *slot
@@ -136,6 +146,7 @@ cdef extern from "exec.h" nogil:
         int32_t *pair_token
         int32_t *pair_of
         int32_t *batch_pair
+        float *pair_w
         int32_t *expert_ids
         int32_t *expert_first
         int32_t *expert_uses
@@ -143,6 +154,7 @@ cdef extern from "exec.h" nogil:
         uint8_t *expert_state
         const uint8_t **records
         float *route_logits
+        float *route_choice
         int32_t *route_idx
         float *route_w
         mg_store *store

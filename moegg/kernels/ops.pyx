@@ -7,11 +7,11 @@ import numpy as np
 from libc.stdint cimport int32_t, int64_t, uintptr_t
 
 from moegg.kernels cimport _core
-from moegg.kernels.exec cimport MG_CHUNK, MG_GELU_TANH, MG_PART_HEAD, MG_QROWS, MG_SIGMOID, MG_SILU, MG_TILE, mg_attn, mg_oldest
+from moegg.kernels.exec cimport MG_CHUNK, MG_GELU_TANH, MG_PART_HEAD, MG_QROWS, MG_SIGMOID, MG_SILU, MG_SWIGLU_OAI, MG_TILE, mg_attn, mg_oldest
 
 from moegg.errors import BadRequest
 
-_ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH, "sigmoid": MG_SIGMOID}
+_ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH, "sigmoid": MG_SIGMOID, "swiglu_oai": MG_SWIGLU_OAI}
 TILE, CHUNK = MG_TILE, MG_CHUNK
 
 
@@ -52,7 +52,7 @@ def rope(x, cosine, sine, interleaved=False):
 
 
 def glu(act, gate, up):
-    """act(gate [N]) * up [N]; act: 'silu', 'gelu_tanh' or 'sigmoid'."""
+    """act(gate [N]) * up [N]; act: 'silu', 'gelu_tanh', 'sigmoid' or 'swiglu_oai'."""
     cdef float[::1] g = _row(gate)
     cdef float[::1] u = _row(up, g.shape[0])
     _core.op_table().glu(_ACTS[act], &g[0], &u[0], g.shape[0], &g[0])
@@ -60,10 +60,17 @@ def glu(act, gate, up):
 
 
 def act(name, x):
-    """act(x [N]), named as for glu."""
+    """act(x [N]); name: 'silu', 'gelu_tanh' or 'sigmoid'."""
     cdef float[::1] a = _row(x)
     _core.op_table().act(_ACTS[name], &a[0], a.shape[0], &a[0])
     return np.asarray(a)
+
+
+def dot(x, y):
+    """The sum of x [N] * y [N], lane by lane."""
+    cdef float[::1] a = _row(x)
+    cdef float[::1] b = _row(y, a.shape[0])
+    return _core.op_table().dot(&a[0], &b[0], a.shape[0])
 
 
 def softcap(x, float cap):

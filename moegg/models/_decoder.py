@@ -1,6 +1,6 @@
 """What the pre-norm decoders in this folder share: sizes, tensor names, blocks, the keys of GGUF metadata. No architecture.
 
-An architecture module makes one Decoder from its config, builds its layers from attention(), mlp(), moe() and norm(), and ends
+An architecture module makes one Decoder from its config, builds its layers from attention(), mlp() and norm() (_moe.py: experts), and ends
 with model(). Tensor names in the file are fixed here ("layers.3.attn.q"); names in sources are those of Hugging Face releases
 below `roots`, and of llama.cpp. Refuses sizes that contradict each other. Keys and class defaults: transformers 5.24 configs.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from moegg.arch import ConfigReader, Experts, Gqa, Layer, Mlp, Model, Moe, Norm, Part, Rope, Src, Tensor
+from moegg.arch import ConfigReader, Gqa, Layer, Mlp, Model, Norm, Rope, Src, Tensor
 from moegg.errors import UnsupportedModel
 
 HARMLESS = (  # keys of released configs that change nothing in a text forward pass; token ids are the tokenizer's business
@@ -111,18 +111,6 @@ class Decoder:
         up, up_bias = self.linear(layer, "ffn.up", (f, d), "dense", hf[1], "ffn_up", bias, f if fused else None)
         down, down_bias = self.linear(layer, "ffn.down", (d, f), "dense", "mlp.down_proj", "ffn_down", bias)
         return Mlp(gate, up, down, self.act, gate_bias, up_bias, down_bias)
-
-    def moe(self, layer: int, n: int, top_k: int, width: int, renormalise: bool) -> Moe:
-        """Routed experts of `width`: one tensor per expert and matrix, or fused [E, 2F, D] (transformers 5), or GGUF's stacks."""
-        def part(name: str, shape: tuple[int, int], fused: str, first: int) -> Part:
-            each = tuple(Src(f"{r}layers.{layer}.mlp.experts.{{e}}.{name}_proj.weight") for r in self.roots)
-            rows = (first, first + width, 1) if fused == "gate_up" else None
-            stacks = tuple(Src(f"{r}layers.{layer}.mlp.experts.{fused}_proj", stacked=True, rows=rows) for r in self.roots)
-            return Part(name, shape, each + stacks, (Src(f"blk.{layer}.ffn_{name}_exps.weight", stacked=True),))
-        parts = (part("gate", (width, self.d), "gate_up", 0), part("up", (width, self.d), "gate_up", width),
-                 part("down", (self.d, width), "down", 0))
-        router = self.tensor(layer, "ffn.router", (n, self.d), "router", "mlp.gate.weight", "ffn_gate_inp.weight")
-        return Moe(router, Experts(layer, n, parts), top_k, self.act, renormalise=renormalise)
 
     def windows(self, window: int, types: Iterable[str]) -> list[int]:
         """Per layer the attention window: `window` where layer_types says sliding_attention, else 0. types: the class default."""

@@ -72,25 +72,77 @@ def temperature(positions, a, n):
     return (1 + a * np.log(1 + (positions + 1) // n)).astype(F32)
 
 
+def gated(name, g, u):
+    """act(g) * u; 'swiglu_oai' (gpt-oss) cuts both at 7 and counts u from -1."""
+    if name != "swiglu_oai":
+        return act(name, g) * u
+    g, u = np.minimum(g, F32(7)), np.clip(u, F32(-7), F32(7))
+    return g * sigmoid(F32(1.702) * g) * (u + 1)
+
+
 def mlp(x, gate, up, down, name, gate_bias=None, up_bias=None, down_bias=None):
     """down(act(gate x) * up x), without gate down(act(up x))."""
     h = linear(x, up, up_bias)
-    h = act(name, h) if gate is None else act(name, linear(x, gate, gate_bias)) * h
+    h = act(name, h) if gate is None else gated(name, linear(x, gate, gate_bias), h)
     return linear(h, down, down_bias)
 
 
-def route(x, router, top_k, renormalise, scale=1.0):
-    """x [T, D], router [E, D] -> ids [T, K] by descending weight (ties: lowest id), weights [T, K]. Softmax over all E."""
-    p = softmax(linear(x, router))
-    ids = np.argsort(-p, axis=-1, kind="stable")[:, :top_k]
-    w = np.take_along_axis(p, ids, axis=-1)
-    return ids, (w / w.sum(axis=-1, keepdims=True) if renormalise else w) * F32(scale)
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
 
 
-def moe(x, ids, weights, expert, name):
-    """Sum over the K chosen experts of weight * mlp; expert(e) -> (gate, up, down)."""
+def largest(x, k):
+    """Indices of the k largest of the last axis, descending; ties to the lowest."""
+    return np.argsort(-x, axis=-1, kind="stable")[..., :k]
+
+
+def within_groups(choice, n_group, top_group, two):
+    """choice [T, E], -inf outside the top_group groups of E / n_group experts with the largest maximum, or sum of the two largest."""
+    groups = choice.reshape(len(choice), n_group, -1)
+    score = np.sort(groups, axis=-1)[..., -2 if two else -1:].sum(axis=-1)
+    kept = np.zeros(score.shape, bool)
+    np.put_along_axis(kept, largest(score, top_group), True, axis=-1)
+    return np.where(kept[..., None], groups, F32(-np.inf)).reshape(choice.shape)
+
+
+def sparsemixer(logits, top_k, jitter):
+    """Phi-MoE: rank by rank the largest logit left, weighed by its softmax over those left within a relative margin of 2 jitter."""
+    left, ids, weights = logits.copy(), [], []
+    for _ in range(top_k):
+        best = largest(left, 1)
+        top = np.take_along_axis(left, best, -1)
+        near = (top - logits) / np.maximum(np.abs(logits), top) <= F32(2 * jitter)
+        weights.append(np.take_along_axis(softmax(np.where(near, left, F32(-np.inf))), best, -1))
+        np.put_along_axis(left, best, F32(-np.inf), -1)
+        ids.append(best)
+    return np.concatenate(ids, -1), np.concatenate(weights, -1)
+
+
+def route(logits, top_k, *, score="softmax", select_bias=None, n_group=1, top_group=1, group_score="max", renormalise=False,
+          sum_eps=0.0, sum_min=0.0, scale=1.0, expert_scale=None, jitter=0.0):
+    """logits [T, E] -> ids [T, K] by descending choice, weights [T, K]. The bias counts for the choice, not for the weights."""
+    if score == "sparsemixer":
+        ids, w = sparsemixer(logits, top_k, jitter)
+    else:
+        p = softmax(logits) if score == "softmax" else sigmoid(logits)
+        if select_bias is None and n_group == 1:
+            ids = largest(logits, top_k)
+        else:
+            choice = p if select_bias is None else p + select_bias
+            ids = largest(choice if n_group == 1 else within_groups(choice, n_group, top_group, group_score == "top2"), top_k)
+        w = np.take_along_axis(p, ids, axis=-1)
+    if renormalise:
+        w = w / np.maximum(w.sum(axis=-1, keepdims=True) + F32(sum_eps), F32(sum_min))
+    w = w * F32(scale)
+    return ids, w if expert_scale is None else w * expert_scale[ids]
+
+
+def moe(x, ids, weights, expert, name, weigh_input=False):
+    """Sum over the K chosen experts of weight * mlp(x), or mlp(weight * x); expert(e) -> (gate, up, down[, their biases])."""
     y = np.zeros_like(x)
     for e in np.unique(ids):
         rows, ranks = np.nonzero(ids == e)
-        y[rows] += weights[rows, ranks, None] * mlp(x[rows], *expert(e), name)
+        gate, up, down, *biases = expert(e)
+        w = weights[rows, ranks, None]
+        y[rows] += mlp(w * x[rows], gate, up, down, name, *biases) if weigh_input else w * mlp(x[rows], gate, up, down, name, *biases)
     return y

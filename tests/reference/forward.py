@@ -44,9 +44,8 @@ def forward(model, weights, ids, state=None):
         if isinstance(layer.ffn, Mlp):
             y = _mlp(layer.ffn, weights, h)
         else:
-            idx, w = blocks.route(h, weights[layer.ffn.router.name], layer.ffn.top_k, layer.ffn.renormalise, layer.ffn.scale)
+            y, idx, w = _moe(layer.ffn, weights, h)
             routed.append((number, idx, w))
-            y = blocks.moe(h, idx, w, lambda e, n=number: _expert(weights, n, e), layer.ffn.act)
         x = x + F32(layer.scale) * _norm(layer.ffn_post_norm, weights, y)
     x = _norm(model.final_norm, weights, x)
     hidden.append(x)
@@ -90,8 +89,21 @@ def _qk_norm(norm, weights, x):
     return _norm(norm, weights, x.reshape(len(x), -1)).reshape(x.shape)
 
 
-def _expert(weights, number, e):
-    return [weights[f"layers.{number}.experts.{e}.{part}"] for part in ("gate", "up", "down")]
+def _route(r, weights, x):
+    extra = {k: weights[t.name] if (t := getattr(r, k)) else None for k in ("select_bias", "expert_scale")}
+    rules = {k: getattr(r, k) for k in ("score", "n_group", "top_group", "group_score", "renormalise", "sum_eps", "sum_min", "scale", "jitter")}
+    return blocks.route(_linear(x, weights, r.weight, r.bias), r.top_k, **extra, **rules)
+
+
+def _moe(m, weights, x):
+    """(output, ids, weights)"""
+    idx, w = _route(m.router, weights, x)
+    parts = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")
+    y = blocks.moe(x, idx, w, lambda e: [weights.get(f"layers.{m.experts.layer}.experts.{e}.{p}") for p in parts], m.act, m.weigh_input)
+    if m.shared:
+        gate = blocks.sigmoid(x @ weights[m.shared_gate.name])[:, None] if m.shared_gate else F32(1)
+        y = y + gate * _mlp(m.shared, weights, x)
+    return y, idx, w
 
 
 def _linear(x, weights, tensor, bias):

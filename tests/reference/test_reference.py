@@ -79,7 +79,7 @@ def test_sliding_window_sees_w_keys_including_itself():
 
 
 def test_router_ties_go_to_the_lowest_id():
-    ids, w = blocks.route(np.ones((1, 1), np.float32), np.array([[1], [2], [2], [0], [2]], np.float32), 2, True)
+    ids, w = blocks.route(np.array([[1, 2, 2, 0, 2]], np.float32), 2, renormalise=True)
     assert ids.tolist() == [[1, 2]] and w.tolist() == [[0.5, 0.5]]
 
 

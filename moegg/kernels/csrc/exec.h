@@ -42,20 +42,29 @@ typedef struct {
     const float *sinks;                         /* NULL, or [n_head] */
 } mg_attn_layer;
 
+enum { MG_SCORE_SOFTMAX, MG_SCORE_SIGMOID, MG_SCORE_SPARSEMIXER };
+#define MG_MAX_GROUPS 64
+
+/* arch/moe.py tells what the numbers mean. */
 typedef struct {
     int32_t layer, index;                       /* decoder layer; which MoE layer (for router capture) */
     int32_t n_expert, top_k, width, act, renormalise;
-    float scale;
+    int32_t score, n_group, top_group, group_sum;       /* group_sum: a group counts as its two best experts, else as its best */
+    int32_t weigh_input;                        /* weights multiply what experts read, else what they give */
+    int32_t adds;                               /* experts are added to what dst holds */
+    float scale, sum_eps, sum_min, jitter;
+    const float *select_bias, *expert_scale;    /* NULL: none; [n_expert] */
     mg_mat router;
     mg_mat part[3];                             /* gate, up, down; w is unset, rows and cols as usual */
     int64_t part_offset[3];                     /* in a record */
+    int64_t bias_offset[3];                     /* of their biases, 0: none */
     const uint8_t *base;                        /* slot 0 */
     int64_t stride;
     const int32_t *slot;                        /* expert id -> slot */
 } mg_moe_layer;
 
-enum { MG_OP_EMBED, MG_OP_NORM, MG_OP_LINEAR, MG_OP_ROPE_KV, MG_OP_ATTENTION, MG_OP_ADD, MG_OP_GLU, MG_OP_MOE, MG_OP_HEAD,
-       MG_OP_LOOKAHEAD, MG_OP_ACT, MG_OP_CONV, MG_OP_MATRIX, MG_OP_SCAN };
+enum { MG_OP_EMBED, MG_OP_NORM, MG_OP_LINEAR, MG_OP_ROPE_KV, MG_OP_ATTENTION, MG_OP_ADD, MG_OP_GLU, MG_OP_ROUTE, MG_OP_MOE, MG_OP_HEAD,
+       MG_OP_LOOKAHEAD, MG_OP_ACT, MG_OP_CONV, MG_OP_MATRIX, MG_OP_SCAN, MG_OP_GATE };
 
 typedef struct {
     int32_t kind, layer;
@@ -63,7 +72,7 @@ typedef struct {
     int32_t n_mats, mat_dst[3];
     mg_mat mat[3];
     int32_t n, act;                             /* width of norms and adds; activation of GLU and ACT */
-    mg_norm norm;                               /* of NORM, HEAD; ADD: the post norm */
+    mg_norm norm;                               /* of NORM, HEAD; ADD: the post norm; GATE: w [n] */
     float scale, softcap;                       /* EMBED, ADD, HEAD: scale; HEAD: softcap, 0 = none */
     const mg_attn_layer *attn;
     const mg_moe_layer *moe;
@@ -92,11 +101,12 @@ typedef struct {
     struct mg_job *jobs;     /* [2 * max_experts + 4] */
     float *pair_gate, *pair_up, *pair_out;      /* [max_pairs, pad16(width)] x 2, [max_pairs, ld of the residual] */
     int32_t *pair_token, *pair_of, *batch_pair; /* [max_pairs] x 3 */
+    float *pair_w;           /* [max_pairs] */
     int32_t *expert_ids, *expert_first;         /* [max_experts], [max_experts + 1] */
     int32_t *expert_uses, *batch;               /* [max_experts] x 2 */
     uint8_t *expert_state;                      /* [max_experts] of mg_store_request */
     const uint8_t **records; /* [max_experts] */
-    float *route_logits;     /* [max_tokens, pad16(max_experts)] */
+    float *route_logits, *route_choice;         /* [max_tokens, pad16(max_experts)] x 2 */
     int32_t *route_idx;      /* [max_tokens, top_k] */
     float *route_w;
     mg_store *store;         /* NULL: all experts lie in memory, at base + slot * stride */

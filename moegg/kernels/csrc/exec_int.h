@@ -6,6 +6,7 @@
 typedef struct mg_job {
     const mg_mat *mat;
     const uint8_t *w;
+    const float *bias;       /* NULL: none */
     const void *const *act;  /* [n] */
     float *dst;              /* [n, ld] */
     int64_t ld;
@@ -44,10 +45,14 @@ void mg_op_add(mg_exec *e, const mg_op *op);
 void mg_op_glu(mg_exec *e, const mg_op *op);
 void mg_op_act(mg_exec *e, const mg_op *op);
 void mg_op_head(mg_exec *e, const mg_op *op);
+void mg_op_gate(mg_exec *e, const mg_op *op);
+void mg_op_route(mg_exec *e, const mg_op *op);
 int mg_op_moe(mg_exec *e, const mg_op *op);              /* MG_OK, MG_E_CANCEL, MG_E_FETCH */
 void mg_op_lookahead(mg_exec *e, const mg_op *op);
 void mg_op_conv(mg_exec *e, const mg_op *op);            /* mixers.c */
 void mg_op_matrix(mg_exec *e, const mg_op *op);
 void mg_op_scan(mg_exec *e, const mg_op *op);
+/* route_idx and route_w of the rows of a buffer. */
+void mg_route(mg_exec *e, const mg_moe_layer *l, int buf);
 
 #endif

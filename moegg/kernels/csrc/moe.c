@@ -1,6 +1,7 @@
-/* moe.c - the MoE op: route, bring the chosen experts in, compute them as they arrive, sum.
+/* moe.c - the MoE ops: route (route.c), bring the chosen experts in, compute them as they arrive, sum.
  *
- * Outputs are stored per (token, rank) and summed in rank order, so neither the order in which experts arrive nor the number that
+ * Routing is an op of its own, so that what lies between it and the experts (a shared expert, a dense block) is computed while
+ * records load. Outputs are stored per (token, rank) and summed in rank order, so neither the order in which experts arrive nor the number that
  * fits into memory at once changes a bit. Experts in memory are computed first, while the others load; when a layer needs more
  * than the store can hold, it goes in waves.
  */
@@ -10,40 +11,6 @@
 #define BATCH 8               /* experts computed before the store is asked for more */
 
 typedef struct { mg_exec *e; const mg_moe_layer *l; float *dst; int64_t ld_dst; } moe_ctx;
-
-/* Softmax over all experts, then the top_k largest; ties go to the lowest id. */
-static void choose_task(void *ctx, int64_t begin, int64_t end, int worker) {
-    const moe_ctx *c = ctx;
-    const mg_moe_layer *l = c->l;
-    (void)worker;
-    for (int64_t t = begin; t < end; t++) {
-        float *s = c->e->route_logits + t * pad16(l->n_expert);
-        int32_t *idx = c->e->route_idx + t * l->top_k;
-        float *w = c->e->route_w + t * l->top_k, sum = 0;
-        mg_ops.softmax(s, l->n_expert);
-        for (int k = 0; k < l->top_k; k++) {
-            int best = -1;
-            for (int i = 0; i < l->n_expert; i++) {
-                if (best >= 0 && !(s[i] > s[best])) continue;
-                int taken = 0;
-                for (int j = 0; j < k; j++) taken |= idx[j] == i;
-                if (!taken) best = i;
-            }
-            idx[k] = best;
-            w[k] = s[best];
-            sum += w[k];
-        }
-        for (int k = 0; k < l->top_k; k++) w[k] = (l->renormalise ? w[k] / sum : w[k]) * l->scale;
-    }
-}
-
-/* route_idx and route_w of the rows of a buffer. */
-static void route(mg_exec *e, const mg_moe_layer *l, int buf) {
-    const int64_t ld = pad16(l->n_expert);
-    moe_ctx c = {e, l, NULL, 0};
-    mg_linear(e, &l->router, &e->route_logits, &ld, 1, e->buf[buf], e->ld[buf], e->n_tokens);
-    mg_pool_run(e->pool, choose_task, &c, e->n_tokens, 8);
-}
 
 /* Sorts (token, rank) pairs by expert: expert_ids (ascending), expert_first, pair_token, and pair_of[token, rank]. */
 static int group_pairs(mg_exec *e, const mg_moe_layer *l) {
@@ -56,6 +23,7 @@ static int group_pairs(mg_exec *e, const mg_moe_layer *l) {
         const int32_t at = e->expert_first[e->route_idx[p]]++;
         e->pair_token[at] = (int32_t)(p / l->top_k);
         e->pair_of[p] = at;
+        e->pair_w[at] = e->route_w[p];
     }
     for (int i = 0, start = 0; i < l->n_expert; i++) {
         const int end = e->expert_first[i];
@@ -90,7 +58,7 @@ static void prepare(mg_exec *e, const mg_moe_layer *l, int src) {
         down_rows(e)[p] = down_needs_rows(l) ? e->pair_act + p * stride : (const void *)(e->pair_gate + p * ld);
 }
 
-/* gate * up of the batch's pairs, and their activation rows. */
+/* gate * up of the batch's pairs, and their activation rows. A weight on an expert's input is one on gate and up, which are linear. */
 static void pair_task(void *ctx, int64_t begin, int64_t end, int worker) {
     const moe_ctx *c = ctx;
     const int64_t ld = pad16(c->l->width);
@@ -98,10 +66,18 @@ static void pair_task(void *ctx, int64_t begin, int64_t end, int worker) {
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
         const int32_t p = c->e->batch_pair[i];
-        float *x = c->e->pair_gate + p * ld;
-        mg_ops.glu(c->l->act, x, c->e->pair_up + p * ld, c->l->width, x);
+        float *x = c->e->pair_gate + p * ld, *up = c->e->pair_up + p * ld;
+        if (c->l->weigh_input) {
+            mg_ops.scale(x, c->e->pair_w[p], c->l->width);
+            mg_ops.scale(up, c->e->pair_w[p], c->l->width);
+        }
+        mg_ops.glu(c->l->act, x, up, c->l->width, x);
         if (down_needs_rows(c->l)) mg_kernels.act[act](x, c->l->width, (void *)down_rows(c->e)[p]);
     }
+}
+
+static const float *bias_of(const mg_exec *e, const mg_moe_layer *l, int i, int part) {
+    return l->bias_offset[part] ? (const float *)(e->records[i] + l->bias_offset[part]) : NULL;
 }
 
 /* The experts expert_ids[batch[0..m)], whose records are in memory, over all their pairs. */
@@ -112,7 +88,7 @@ static void compute(mg_exec *e, const mg_moe_layer *l, int64_t ld_dst, int m) {
     for (int k = 0; k < m; k++)                  /* gate and up of a record are neighbours */
         for (int part = 0; part < 2; part++) {
             const int32_t i = e->batch[k], p = e->expert_first[i], n = e->expert_first[i + 1] - p;
-            e->jobs[n_jobs++] = (mg_job){&l->part[part], e->records[i] + l->part_offset[part],
+            e->jobs[n_jobs++] = (mg_job){&l->part[part], e->records[i] + l->part_offset[part], bias_of(e, l, i, part),
                                          pair_rows(e, act_of(&l->part[part])) + p, (part ? e->pair_up : e->pair_gate) + p * ld, ld, n, 0};
         }
     mg_jobs_run(e, n_jobs);
@@ -121,8 +97,8 @@ static void compute(mg_exec *e, const mg_moe_layer *l, int64_t ld_dst, int m) {
     mg_pool_run(e->pool, pair_task, &c, n_pairs, l->width >= 8192 ? 1 : 8192 / l->width);
     for (int k = 0; k < m; k++) {
         const int32_t i = e->batch[k], p = e->expert_first[i], n = e->expert_first[i + 1] - p;
-        e->jobs[k] = (mg_job){&l->part[2], e->records[i] + l->part_offset[2], down_rows(e) + p, e->pair_out + p * ld_dst, ld_dst,
-                              n, 0};
+        e->jobs[k] = (mg_job){&l->part[2], e->records[i] + l->part_offset[2], bias_of(e, l, i, 2), down_rows(e) + p,
+                              e->pair_out + p * ld_dst, ld_dst, n, 0};
     }
     mg_jobs_run(e, m);
 }
@@ -133,9 +109,9 @@ static void combine_task(void *ctx, int64_t begin, int64_t end, int worker) {
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
         float *y = c->dst + t * c->ld_dst;
-        memset(y, 0, (size_t)c->l->part[2].rows * 4);
+        if (!c->l->adds) memset(y, 0, (size_t)c->l->part[2].rows * 4);
         for (int64_t p = t * c->l->top_k; p < (t + 1) * c->l->top_k; p++)
-            mg_ops.axpy(e->route_w[p], e->pair_out + e->pair_of[p] * c->ld_dst, y, c->l->part[2].rows);
+            mg_ops.axpy(c->l->weigh_input ? 1.0f : e->route_w[p], e->pair_out + e->pair_of[p] * c->ld_dst, y, c->l->part[2].rows);
     }
 }
 
@@ -170,37 +146,9 @@ static int streamed(mg_exec *e, const mg_moe_layer *l, int64_t ld_dst, int n) {
     return status;
 }
 
-int mg_op_moe(mg_exec *e, const mg_op *op) {
-    const mg_moe_layer *l = op->moe;
-    const int64_t T = e->n_tokens, pairs = T * l->top_k, ld_dst = e->ld[op->dst];
-    moe_ctx c = {e, l, e->buf[op->dst], ld_dst};
-    int status = MG_OK;
-    route(e, l, op->src);
-    if (e->capture_idx) {
-        memcpy(e->capture_idx + l->index * pairs, e->route_idx, (size_t)pairs * 4);
-        memcpy(e->capture_w + l->index * pairs, e->route_w, (size_t)pairs * 4);
-    }
-    const int n = group_pairs(e, l);
-    prepare(e, l, op->src);
-    if (e->store) {
-        status = streamed(e, l, ld_dst, n);
-    } else {
-        for (int i = 0; i < n; i++) {
-            e->records[i] = l->base + l->stride * l->slot[e->expert_ids[i]];
-            e->batch[i] = i;
-        }
-        compute(e, l, ld_dst, n);
-    }
-    if (status == MG_OK) mg_pool_run(e->pool, combine_task, &c, T, 4);
-    return status;
-}
-
-/* Runs a later layer's router on what the residual stream is now (normed into dst) and tells the store, likeliest first. */
-void mg_op_lookahead(mg_exec *e, const mg_op *op) {
-    const mg_moe_layer *l = op->moe;
-    const int ranks = e->lookahead < l->top_k ? e->lookahead : l->top_k;
+/* Tells the store what the first `ranks` ranks of route_idx want, likeliest first. */
+static void predict(mg_exec *e, const mg_moe_layer *l, int ranks) {
     int n = 0;
-    route(e, l, op->dst);
     memset(e->expert_uses, 0, (size_t)l->n_expert * 4);
     for (int k = 0; k < ranks; k++)                          /* by rank first, so that one token's guesses come in that order */
         for (int64_t t = 0; t < e->n_tokens; t++) {
@@ -214,4 +162,44 @@ void mg_op_lookahead(mg_exec *e, const mg_op *op) {
         e->batch[at] = x;
     }
     mg_store_predict(e->store, l->index, n, e->batch);
+}
+
+/* Chooses the experts of each token, and asks the store for those that are not there. */
+void mg_op_route(mg_exec *e, const mg_op *op) {
+    const mg_moe_layer *l = op->moe;
+    const int64_t pairs = (int64_t)e->n_tokens * l->top_k;
+    mg_route(e, l, op->src);
+    if (e->capture_idx) {
+        memcpy(e->capture_idx + l->index * pairs, e->route_idx, (size_t)pairs * 4);
+        memcpy(e->capture_w + l->index * pairs, e->route_w, (size_t)pairs * 4);
+    }
+    if (e->store && l->adds) predict(e, l, l->top_k);
+}
+
+/* The experts that mg_op_route has chosen; their sum is written to dst, or added to it if the layer `adds`. */
+int mg_op_moe(mg_exec *e, const mg_op *op) {
+    const mg_moe_layer *l = op->moe;
+    const int64_t ld_dst = e->ld[op->dst];
+    moe_ctx c = {e, l, e->buf[op->dst], ld_dst};
+    int status = MG_OK;
+    const int n = group_pairs(e, l);
+    prepare(e, l, op->src);
+    if (e->store) {
+        status = streamed(e, l, ld_dst, n);
+    } else {
+        for (int i = 0; i < n; i++) {
+            e->records[i] = l->base + l->stride * l->slot[e->expert_ids[i]];
+            e->batch[i] = i;
+        }
+        compute(e, l, ld_dst, n);
+    }
+    if (status == MG_OK) mg_pool_run(e->pool, combine_task, &c, e->n_tokens, 4);
+    return status;
+}
+
+/* Runs a later layer's router on what the residual stream is now (normed into dst) and tells the store. */
+void mg_op_lookahead(mg_exec *e, const mg_op *op) {
+    const mg_moe_layer *l = op->moe;
+    mg_route(e, l, op->dst);
+    predict(e, l, e->lookahead < l->top_k ? e->lookahead : l->top_k);
 }

@@ -19,10 +19,10 @@ static void one_group(const mg_job *j, int64_t g) {
         const int n = j->n - i0 < ROWS_PER_CALL ? j->n - i0 : ROWS_PER_CALL;
         for (int i = 0; i < n; i++) y[i] = j->dst + (i0 + i) * j->ld + g * MG_GROUP;
         fn(w, m->cols, j->act + i0, n, y);
-        if (m->bias) {
+        if (j->bias) {
             const int64_t left = m->rows - g * MG_GROUP, rows = left < MG_GROUP ? left : MG_GROUP;
             for (int i = 0; i < n; i++)
-                for (int64_t r = 0; r < rows; r++) y[i][r] += m->bias[g * MG_GROUP + r];
+                for (int64_t r = 0; r < rows; r++) y[i][r] += j->bias[g * MG_GROUP + r];
         }
     }
 }
@@ -85,7 +85,7 @@ void mg_linear(mg_exec *e, const mg_mat *mats, float *const *dst, const int64_t 
         for (int i = 0; i < n_mats; i++) {
             if (act_of(&mats[i]) != act) continue;
             if (!ptr) ptr = mg_act_rows(e, act, src, ld_src, mats[i].cols, n, e->act);
-            e->jobs[n_jobs++] = (mg_job){&mats[i], mats[i].w, ptr, dst[i], ld[i], (int32_t)n, 0};
+            e->jobs[n_jobs++] = (mg_job){&mats[i], mats[i].w, mats[i].bias, ptr, dst[i], ld[i], (int32_t)n, 0};
         }
         if (n_jobs) mg_jobs_run(e, n_jobs);
     }

@@ -39,6 +39,17 @@ static void glu_task(void *ctx, int64_t begin, int64_t end, int worker) {
         mg_ops.glu(c->op->act, row(c->e, c->op->src, i), row(c->e, c->op->src2, i), c->op->n, row(c->e, c->op->dst, i));
 }
 
+/* dst *= sigmoid(norm.w . src), one number per token. */
+static void gate_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const op_ctx *c = ctx;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        float g = mg_ops.dot(row(c->e, c->op->src, i), c->op->norm.w, c->op->n);
+        mg_ops.act(MG_SIGMOID, &g, 1, &g);
+        mg_ops.scale(row(c->e, c->op->dst, i), g, c->op->n);
+    }
+}
+
 void mg_per_token(mg_exec *e, const mg_op *op, mg_task_fn fn, int64_t floats) {
     op_ctx c = {e, op};
     mg_pool_run(e->pool, fn, &c, e->n_tokens, floats >= 16384 ? 1 : 16384 / (floats > 0 ? floats : 1));
@@ -54,6 +65,7 @@ void mg_op_norm(mg_exec *e, const mg_op *op) { mg_per_token(e, op, norm_task, op
 void mg_op_add(mg_exec *e, const mg_op *op) { mg_per_token(e, op, add_task, op->n); }
 void mg_op_glu(mg_exec *e, const mg_op *op) { mg_per_token(e, op, glu_task, op->n); }
 void mg_op_act(mg_exec *e, const mg_op *op) { mg_per_token(e, op, act_task, op->n); }
+void mg_op_gate(mg_exec *e, const mg_op *op) { mg_per_token(e, op, gate_task, op->n); }
 
 int mg_op_embed(mg_exec *e, const mg_op *op) {
     const mg_mat *m = &op->mat[0];

@@ -12,7 +12,7 @@
 #define MG_PART_HEAD 32      /* floats before the values in a partial result */
 #define MG_QROWS 8           /* query rows that share one pass over a key tile */
 
-enum { MG_SILU, MG_GELU_TANH, MG_SIGMOID };
+enum { MG_SILU, MG_GELU_TANH, MG_SIGMOID, MG_SWIGLU_OAI };
 
 /* Keys and values of one KV head of one session. K is stored by blocks of 16 positions, [block][dim][16], so that a lane is a
  * key; V is [position][dim_pad]. cap positions, a multiple of MG_TILE; position p lives at p % cap (a ring for windows). */
@@ -43,12 +43,13 @@ typedef struct {
     void (*attention_fold)(float *into, const float *part, int64_t dim_pad);      /* adds the next chunk; always in chunk order */
     /* sink: a logit without a value that joins the softmax; -INFINITY: none. */
     void (*attention_finish)(const float *part, int64_t dim, float sink, float *out);
-    /* h = act(g) * u, n floats; h may be g or u. */
+    /* h = act(g) * u, n floats; h may be g or u. SWIGLU_OAI: g sigmoid(1.702 g) (u + 1) with g at most 7 and u in -7..7. */
     void (*glu)(int act, const float *g, const float *u, int64_t n, float *h);
-    void (*act)(int act, const float *x, int64_t n, float *h);                     /* h = act(x); h may be x */
+    void (*act)(int act, const float *x, int64_t n, float *h);                     /* h = act(x), SILU to SIGMOID; h may be x */
     void (*add)(float *x, const float *y, int64_t n);                              /* x += y */
     void (*scale)(float *x, float s, int64_t n);
     void (*axpy)(float w, const float *y, float *x, int64_t n);                    /* x = fma(w, y, x) */
+    float (*dot)(const float *x, const float *y, int64_t n);
     void (*softcap)(float *x, float cap, int64_t n);                               /* x = cap * tanh(x / cap) */
     void (*softmax)(float *x, int64_t n);                                          /* in place; padding must be writable */
     float (*kth)(const float *x, int64_t n, int k, float *heap);                   /* the k-th largest; heap: k floats; no NaN */

@@ -88,11 +88,19 @@ VF_FN vf activation(const int act, vf a) {
     return vf_div(act == MG_SILU ? a : one, vf_add(one, vf_exp(vf_sub(e, a))));
 }
 
+VF_FN vf swiglu_oai(vf g, vf u) {
+    const vf one = vf_set1(1.0f), top = vf_set1(7.0f);
+    g = vf_min(top, g);
+    u = vf_max(vf_set1(-7.0f), vf_min(top, u));
+    return vf_mul(vf_div(g, vf_add(one, vf_exp(vf_mul(vf_set1(-1.702f), g)))), vf_add(one, u));
+}
+
 VF_TARGET static void op_glu(int act, const float *g, const float *u, int64_t n, float *h) {
     switch (act) {
     case MG_SILU: MAP(n, g, h, vf_mul(activation(MG_SILU, a), LOAD2(u, n))); break;
     case MG_GELU_TANH: MAP(n, g, h, vf_mul(activation(MG_GELU_TANH, a), LOAD2(u, n))); break;
     case MG_SIGMOID: MAP(n, g, h, vf_mul(activation(MG_SIGMOID, a), LOAD2(u, n))); break;
+    case MG_SWIGLU_OAI: MAP(n, g, h, swiglu_oai(a, LOAD2(u, n))); break;
     }
 }
 
@@ -107,6 +115,13 @@ VF_TARGET static void op_act(int act, const float *x, int64_t n, float *h) {
 VF_TARGET static void op_add(float *x, const float *y, int64_t n) { MAP(n, x, x, vf_add(a, LOAD2(y, n))); }
 VF_TARGET static void op_scale(float *x, float s, int64_t n) { const vf v = vf_set1(s); MAP(n, x, x, vf_mul(a, v)); }
 VF_TARGET static void op_axpy(float w, const float *y, float *x, int64_t n) { const vf v = vf_set1(w); MAP(n, x, x, vf_fma(v, LOAD2(y, n), a)); }
+VF_TARGET static float op_dot(const float *x, const float *y, int64_t n) {
+    vf s = vf_set1(0);
+    int64_t i = 0;
+    for (; i < TAIL(n); i += 16) s = vf_fma(vf_load(x + i), vf_load(y + i), s);
+    if (i < n) s = vf_fma(load_tail(x + i, n - i), load_tail(y + i, n - i), s);
+    return vf_sum(s);
+}
 VF_TARGET static void op_softcap(float *x, float cap, int64_t n) {
     const vf c = vf_set1(cap);
     MAP(n, x, x, vf_mul(c, vf_tanh(vf_div(a, c))));
@@ -288,4 +303,4 @@ VF_TARGET static void op_attention_finish(const float *part, int64_t dim, float 
 }
 
 #define MG_OP_TABLE(name) \
-    const mg_op_table name = {op_rmsnorm, op_layernorm, op_rope, op_attention, op_attention_fold, op_attention_finish, op_glu, op_act, op_add, op_scale, op_axpy, op_softcap, op_softmax, op_kth, op_store_v}
+    const mg_op_table name = {op_rmsnorm, op_layernorm, op_rope, op_attention, op_attention_fold, op_attention_finish, op_glu, op_act, op_add, op_scale, op_axpy, op_dot, op_softcap, op_softmax, op_kth, op_store_v}
