@@ -1,12 +1,14 @@
 """A server under load, beside `moegg bench` of the same file: one JSON line per measurement.
 
-    python bench/server_load.py MODEL [--streams 1,2,4,8] [--gen N] [--runs N] [--options "--ram 8G --ctx 4096"]
+    python bench/server_load.py MODEL [--streams 1,2,4,8] [--gen N] [--runs N] [--engine "--ram 8G --io direct"] [--options "..."]
 
 Starts `moegg server` on a free port of 127.0.0.1. Per number of streams: tokens per second of all streams together from the first
-token to the last, whether each greedy stream equals its serial run, and the share of bench's decode rate. Then the second turn of a
-long conversation: how many tokens were evaluated again, and the time to the first byte.
+token to the last, how many times that of one stream it is, whether each greedy stream equals its serial run, and the share of bench's
+decode rate. Then the second turn of a long conversation: how many tokens were evaluated again, and the times to the first byte.
+Prompts are token ids, so a file without a tokenizer will do (server_ids.py). --engine goes to the server and to bench alike.
 """
 import json
+import random
 import re
 import shlex
 import subprocess
@@ -16,15 +18,17 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from common import bench, header, numbers, parser, storage
+from common import ROOT, bench, header, numbers, parser, storage
 
-WORDS = ("river", "castle", "winter", "engine", "garden", "letter", "market", "island")
+from moegg.formats.container import Container
 
 
 @contextmanager
 def serving(model: str, parallel: int, options: list[str]):
     """(URL, process id) of a fresh server."""
-    command = [sys.executable, "-m", "moegg", "server", model, "--port=0", f"--parallel={parallel}", *options]
+    bare = model != "demo" and "tokenizer" not in Container.open(model).sections
+    start = [str(ROOT / "bench" / "server_ids.py")] if bare else ["-m", "moegg", "server"]
+    command = [sys.executable, *start, model, "--port=0", f"--parallel={parallel}", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         ready = next((line for line in iter(process.stderr.readline, "") if "is ready at" in line), None)
@@ -36,7 +40,7 @@ def serving(model: str, parallel: int, options: list[str]):
         process.wait(60)
 
 
-def stream(url: str, prompt: str, n: int) -> dict:
+def stream(url: str, prompt: list[int], n: int) -> dict:
     """One greedy stream of n tokens: text, times of first byte, first and last token, the server's timings and usage."""
     body = {"prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
     out = {"start": time.perf_counter(), "text": ""}
@@ -58,55 +62,72 @@ def stream(url: str, prompt: str, n: int) -> dict:
     return out
 
 
-def prompt(k: int, run: int) -> str:
-    return f"Story {run}-{k}, about a {WORDS[k % len(WORDS)]}. Once upon a time"
+def get(url: str, path: str, body: dict | None = None) -> dict:
+    with urllib.request.urlopen(urllib.request.Request(url + path, body and json.dumps(body).encode()), timeout=3600) as r:
+        return json.load(r)
+
+
+def prompt(vocab: int, n: int, seed: int) -> list[int]:
+    """n ids, none of the first and last, where special tokens tend to be."""
+    return random.Random(seed).choices(range(vocab // 20, vocab * 9 // 10), k=n)
 
 
 def emit(model: str, **facts) -> None:
     print(json.dumps({"bench": "server_load", **header(), "file": model, "storage": storage(model), **facts}), flush=True)
 
 
-def loads(url: str, a, alone: float | None) -> None:
+def loads(url: str, a, vocab: int, alone: float | None) -> None:
+    """Serial runs of all prompts first, each on its own; then so many at once."""
     with ThreadPoolExecutor(max(a.streams)) as pool:
         for run in range(a.runs):
-            serial = [stream(url, prompt(k, run), a.gen)["text"] for k in range(max(a.streams))]
+            prompts = [prompt(vocab, a.prompt, 1000 * run + k) for k in range(max(a.streams))]
+            serial = [stream(url, p, a.gen) for p in prompts]
+            one = sorted(rate([s], a.gen) for s in serial)[len(serial) // 2]
             for count in a.streams:
-                done = list(pool.map(lambda k, run=run: stream(url, prompt(k, run), a.gen), range(count)))
-                seconds = max(d["last"] for d in done) - min(d["first"] for d in done)
-                rate = count * (a.gen - 1) / seconds
-                emit(a.model, streams=count, gen=a.gen, repetition=run, tok_per_s=round(rate, 3),
+                done = list(pool.map(lambda p: stream(url, p, a.gen), prompts[:count]))
+                emit(a.model, streams=count, prompt=a.prompt, gen=a.gen, repetition=run, tok_per_s=round(rate(done, a.gen), 3),
+                     serial_tok_per_s=round(one, 3), times_serial=round(rate(done, a.gen) / one, 3),
                      decode_of_server=[d["timings"]["predicted_per_second"] for d in done],
-                     equal_to_serial=[d["text"] for d in done] == serial[:count], share_of_bench=alone and round(rate / alone, 4))
+                     equal_to_serial=[d["text"] for d in done] == [s["text"] for s in serial[:count]],
+                     bench_tok_per_s=alone, serial_share_of_bench=alone and round(one / alone, 4))
 
 
-def turns(url: str, a) -> None:
+def rate(done: list[dict], n: int) -> float:
+    """Tokens per second of all streams together, while the last of them was being written; the first token of each is the prompt's."""
+    return len(done) * (n - 1) / (max(d["last"] for d in done) - min(d["first"] for d in done))
+
+
+def turns(url: str, a, vocab: int) -> None:
     """Two turns: the second one should evaluate only what is new."""
-    first = stream(url, "word " * a.conversation, 32)
-    again = stream(url, "word " * a.conversation + first["text"] + " And then?", 8)
-    emit(a.model, turn=1, prompt_tokens=first["usage"]["prompt_tokens"], first_byte_s=round(first["first_byte"] - first["start"], 3),
-         first_token_s=round(first["first"] - first["start"], 3))
-    details = again["usage"]["prompt_tokens_details"]
-    emit(a.model, turn=2, prompt_tokens=again["usage"]["prompt_tokens"], cached_tokens=details["cached_tokens"],
-         first_token_s=round(again["first"] - again["start"], 3))
+    ids = prompt(vocab, a.conversation, 7)
+    first = stream(url, ids, 32)
+    again = stream(url, ids + get(url, "/tokenize", {"content": first["text"]})["tokens"] + prompt(vocab, 16, 8), 8)
+    for turn, d in enumerate((first, again), 1):
+        emit(a.model, turn=turn, prompt_tokens=d["usage"]["prompt_tokens"], cached_tokens=d["usage"]["prompt_tokens_details"]["cached_tokens"],
+             first_byte_s=round(d["first_byte"] - d["start"], 3), first_token_s=round(d["first"] - d["start"], 3))
 
 
 def main() -> None:
     p = parser(__doc__)
     p.add_argument("model", metavar="MODEL")
     p.add_argument("--streams", type=numbers, default=[1, 2, 4, 8])
+    p.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
     p.add_argument("--gen", type=int, default=64)
     p.add_argument("--runs", type=int, default=3)
-    p.add_argument("--conversation", type=int, default=400, help="words of the first turn of a conversation")
+    p.add_argument("--conversation", type=int, default=2000, help="tokens of the first turn of a conversation")
+    p.add_argument("--engine", default="", help="options of moegg server and of moegg bench: memory, threads")
     p.add_argument("--options", default="", help="more options of moegg server")
     p.add_argument("--no-bench", action="store_true", help="do not run `moegg bench` for comparison")
     a = p.parse_args()
-    alone = None
+    engine, alone = shlex.split(a.engine), None
     if not a.no_bench:
-        runs = bench(a.model, "--prompt=0", f"--gen={a.gen}", f"--runs={a.runs}")["runs"]
+        runs = bench(a.model, f"--prompt={a.prompt}", f"--gen={a.gen}", f"--runs={max(3, a.runs)}", *engine)["runs"]
         alone = sorted(r["decode_tps"] for r in runs)[len(runs) // 2]
-    with serving(a.model, max(a.streams), shlex.split(a.options)) as (url, _):
-        loads(url, a, alone)
-        turns(url, a)
+    with serving(a.model, max(a.streams), [*engine, *shlex.split(a.options)]) as (url, _):
+        card = get(url, "/v1/models")["data"][0]
+        loads(url, a, card["meta"]["n_vocab"], alone)
+        if a.conversation + 64 < card["context_length"]:
+            turns(url, a, card["meta"]["n_vocab"])
 
 
 if __name__ == "__main__":

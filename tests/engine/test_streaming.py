@@ -308,3 +308,29 @@ def test_nothing_faults_on_the_decode_path(files):
         before = engine.store.counters()["faults"]
         decode(engine, IDS, 20)
         assert engine.store.counters()["faults"] - before <= 2, mode
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("keep", [0, 2])
+def test_memory_that_is_given_back_and_taken_again_changes_no_bit(files, mode, keep):
+    """Idle servers: the cache shrinks at once to what a pass needs, works so, and fills again."""
+    ram = ram_for(files["wide"], 60)
+    engine = open_engine(files["wide"], ctx=256, ram=ram, io=mode, keep=keep)
+    whole = last_logits(open_engine(files["wide"], ctx=256), IDS)
+    assert np.array_equal(last_logits(engine, IDS), whole) and not engine.plan.all_fits
+    before = engine.store.counters()["cache_bytes"]
+    for _ in range(2):
+        engine.release()
+        small = engine.store.counters()
+        assert small["cache_bytes"] <= small["budget"] < engine.plan.cache and small["cache_bytes"] < before
+        assert np.array_equal(last_logits(engine, IDS), whole)
+        engine.restore()
+        assert engine.store.counters()["budget"] == engine.plan.cache
+        assert np.array_equal(last_logits(engine, IDS), whole)
+
+
+def test_a_dense_model_has_nothing_to_give_back(tmp_path):
+    engine = open_engine(convert_to(tiny.hf(tmp_path / "source", "llama"), tmp_path, "q8"), ctx=64)
+    engine.release()
+    engine.restore()
+    assert np.isfinite(last_logits(engine, IDS[:20])).all()

@@ -76,6 +76,17 @@ def test_a_prompt_that_does_not_fit_is_refused_with_both_counts(serve):
             assert int(r["error"]["message"].split(" has ")[1].split()[0]) > 64
 
 
+@pytest.mark.parametrize("path, body", [("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 200_000}]}),
+                                        ("/v1/completions", {"prompt": "word " * 200_000}),
+                                        ("/api/generate", {"prompt": "x", "suffix": "word " * 200_000})])
+def test_a_text_that_can_never_fit_is_refused_before_anybody_reads_it(serve, path, body, monkeypatch):
+    """P8: five megabytes pasted into a chat."""
+    with serve(ctx=64) as s:
+        monkeypatch.setattr(type(s.service.prompter.tokenizer), "encode", None)
+        status, r = s.client.post(path, body)
+    assert status == 400 and "at least" in str(r["error"]) and "64" in str(r["error"])
+
+
 @pytest.mark.parametrize("text", ["客单价 👩‍👩‍👧 é", "a\u0085b\u2028c\r\nd", "\x00\x01"])
 def test_characters_survive_the_stream(serve, text):
     """A1, D8: tokens hold parts of characters; line separators must not break frames."""

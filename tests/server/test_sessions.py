@@ -192,3 +192,19 @@ def test_the_cheapest_way_spares_the_conversations_of_others(engine):
     assert b is not a and kept == (200 if timelines.rewinds else 0)
     assert read(A + [5])[0] is a and read(B + [5])[0] is b
     assert read(ids(90, 5)) == (a, 0)         # the one that was used longest ago
+
+
+def test_streams_under_a_small_budget_equal_serial_runs(tokenizer, tmp_path, monkeypatch):
+    """D23, with experts that are read from the file: one pass reads them for all."""
+    monkeypatch.setattr("moegg.engine.engine.own_bytes", lambda: 0)
+    path = convert_to(tiny.hf(tmp_path / "source", "qwen3-moe", num_experts=16, num_hidden_layers=6, mlp_only_layers=[]), tmp_path, "q8")
+    whole = open_engine(path, ctx=512, n_threads=1, ubatch=16)
+    ram = whole.plan.fixed + 3 * whole.plan.kv_state + whole.plan.experts // 4
+    engine = open_engine(path, ctx=512, n_threads=1, ubatch=16, ram=ram, io="direct", sessions=(4, 4))
+    assert not engine.plan.all_fits and engine.plan.sessions == 4
+    prompts = [ids(40, n) for n in range(5)]
+    serial = [fresh(whole, tokenizer, p) for p in prompts]
+    with serving(engine, tokenizer, parallel=4, counters=engine.store.counters) as s, ThreadPoolExecutor(5) as pool:
+        assert [text for text, _ in pool.map(lambda p: ask(s, p), prompts)] == serial
+        metrics = s.client.get("/metrics")[1]
+    assert "moegg_engine_misses" in metrics and "moegg_engine_cache_bytes" in metrics

@@ -78,6 +78,7 @@ EXAMPLES = [
      "{}", "I look.", [LS]),
     ("harmony", '<|start|>assistant<|channel|>analysis to=functions.weatherjson code<|message|>{"city":"Oslo"}<|return|>', "",
      [OSLO]),
+    ("harmony", ' to=functions.weather<|channel|>commentary json<|message|>{"city":"Oslo"}<|call|>', "", [OSLO]),
     ("harmony", "<|channel|>commentary<|message|>One.<|end|><|start|>assistant<|channel|>final<|message|>Two.<|return|>",
      "One.\n\nTwo.", []),
 ]

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from moegg.errors import InternalError
+from moegg.errors import Cancelled, InternalError
 from moegg.server.sessions import Timelines
 from moegg.server.shelf import common_prefix
 from tests.server.scripted import ScriptedEngine, joined, parse_sse, serving, until
@@ -200,6 +200,15 @@ def test_a_silent_stream_gives_pings_that_are_no_text(serve):
     assert (":", "ping") in events and joined([d for name, d in events[:-1] if name != ":"]) == "hello"
 
 
+def test_the_first_byte_does_not_wait_for_the_prompt(serve):
+    """While the engine has not done a single pass: headers and the role, or a ping."""
+    with serve("hello") as s:
+        for path, body in (("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}), ("/v1/completions", {"prompt": "x"}),
+                           ("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}), ("/v1/responses", {"input": "x"})):
+            s.engine.gate = threading.Event()
+            assert s.client.released(path, body, s.engine.gate, bool)
+
+
 def test_the_next_turn_evaluates_only_what_is_new(serve):
     with serve("hello", ctx=512, parallel=2) as s:
         history = [{"role": "user", "content": "word " * 40}]
@@ -242,11 +251,46 @@ def test_common_prefix(a, b, n):
     assert common_prefix(a, b) == n
 
 
-def test_idle_timelines_are_given_back(serve):
+def test_idle_timelines_and_the_engines_memory_are_given_back_until_somebody_asks(serve):
     with serve("hello", idle_s=0.05) as s:
         s.client.chat()
-        until(lambda: s.client.get("/slots")[1] == [])
+        until(lambda: s.client.get("/slots")[1] == [] and s.engine.released)
         assert s.client.chat()[1]["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert s.engine.passes and s.engine.released is not None
+        until(lambda: s.engine.released)
+
+
+def test_a_pass_that_nobody_wants_any_more_is_stopped(serve):
+    """A prompt that streams goes through the layers in one long pass; whoever leaves need not wait for it, nor those behind."""
+    with serve([300] * 1000, ctx=4096, parallel=2, step_s=0.002) as s, ThreadPoolExecutor(2) as pool:
+        stopped = []
+
+        def cancel():
+            stopped.append(s.worker._passing)
+            s.engine.faults.append(Cancelled("stopped", "cancelled"))
+            s.engine.gate.set()
+        s.engine.gate, s.engine.cancel = threading.Event(), cancel
+        first = pool.submit(s.client.chat, "a")
+        until(lambda: s.engine.passes)
+        assert s.client.post("/v1/cancel", {})[1]["count"] == 1
+        assert first.result(60)[1]["choices"][0]["finish_reason"] == "cancelled" and len(stopped) == 1
+        both = [pool.submit(s.client.chat, text, max_tokens=500) for text in ("b", "c")]
+        until(lambda: len(s.engine.passes[-1]) == 2)
+        s.engine.gate.clear()
+        until(lambda: len(s.worker._passing) == 2)
+        s.worker._running[0].run.cancel()
+        s.engine.gate.set()             # the other one still wants it
+        assert sorted(b.result(60)[1]["choices"][0]["finish_reason"] for b in both) == ["cancelled", "length"] and len(stopped) == 1
+
+
+def test_slots_tell_what_each_answer_has_done(serve):
+    with serve([300] * 1000, ctx=4096, parallel=1, step_s=0.002) as s, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(s.client.chat)
+        until(lambda: len(s.engine.passes) > 5)
+        slot = s.client.get("/slots")[1][0]
+        s.client.post("/v1/cancel", {})
+        answer.result(60)
+    assert slot["is_processing"] and slot["n_cached"] == 0 < slot["n_decoded"] and slot["n_tokens"] >= slot["n_prompt"] > 0
 
 
 def test_a_fault_ends_the_answers_in_the_pass_and_not_the_server(serve):
