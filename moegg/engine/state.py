@@ -113,7 +113,7 @@ class SessionState:
     @property
     def rewinds(self) -> bool:
         """Whether nothing is ever forgotten: any n is in reach."""
-        return not self._floats and not any(self._windows)
+        return not self._floats and not any(a.span for a in self._attn)
 
     def saved_bytes(self, n: int) -> int:
         """Bytes of save(n)."""

@@ -104,3 +104,13 @@ def test_state_of_another_engine_is_refused_and_nothing_changes(files):
     with pytest.raises(BadRequest, match="state-mismatch"):
         s.copy_from(s, 10)
     assert s.sync(IDS[:21]).reused == 20
+
+
+@pytest.mark.parametrize("arch, rewinds", [("qwen3-moe", True), ("gemma3", False), ("lfm2", False)])
+def test_a_state_says_whether_it_can_always_go_back_and_what_a_snapshot_takes(tmp_path, arch, rewinds):
+    """What a server plans with: a session of its own for a snapshot, or a cheap rewind."""
+    engine = open_engine(convert_to(tiny.hf(tmp_path / "source", arch), tmp_path, "f32"), ctx=256, n_threads=1, ubatch=16)
+    session = engine.session()
+    session.sync(list(range(5, 105)))
+    assert session.rewinds is rewinds
+    assert session.saved_bytes(100) == sum(p.nbytes for p in session.snapshot().parts)
