@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from moegg.engine import Engine, Session
+from moegg.server.archive import pack
 from moegg.server.shelf import LEAST_TOKENS, Entry, Shelf, common_prefix
 
 COPIED_PER_READ = 64        # tokens whose state is copied in the time in which one is evaluated, or rather fewer
@@ -61,8 +62,8 @@ class Timelines:
 
     def seen(self, prompt: list[int]) -> int:
         """How much of the beginning of `prompt` was read before, even if no state is left that could go back to its end."""
-        known = [t.session.tokens for t in self.all] + [e.tokens for e in self.shelf.entries]
-        return max((common_prefix(tokens, prompt) for tokens in known), default=0)
+        packed = pack(prompt)
+        return max([common_prefix(t.session.tokens, prompt) for t in self.all] + [e.shared(packed) for e in self.shelf.entries], default=0)
 
     def saves(self, prompt: list[int]) -> int:
         """How many tokens of `prompt` would need no evaluation."""
@@ -96,7 +97,8 @@ class Timelines:
             yield Way(kept - (len(t.session) - kept) * weight[id(t)], t, None, kept)
         if room:
             yield Way(0, None, None, 0)
-        sources = [(t, t.reusable(prompt)) for t in self.all] + [(e, self._of_entry(e.tokens, prompt)) for e in self.shelf.entries]
+        packed = pack(prompt[:-1])
+        sources = [(t, t.reusable(prompt)) for t in self.all] + [(e, self._of_entry(e, packed)) for e in self.shelf.entries]
         for source, kept in sources:
             kept = self._fit(min(kept, len(prompt) - 1), prompt)
             others = [t for t in idle if t is not source]
@@ -109,10 +111,10 @@ class Timelines:
         """n, or 0 where n tokens and the whole prompt have different rope regimes."""
         return n if self.engine.regime(n) == self.engine.regime(len(prompt)) else 0
 
-    def _of_entry(self, tokens: list[int], prompt: list[int]) -> int:
+    def _of_entry(self, entry: Entry, packed: bytes) -> int:
         """What is of use of a kept state; all or nothing if it cannot go back."""
-        n = min(common_prefix(tokens, prompt), len(prompt) - 1)
-        return n if n == len(tokens) or self.rewinds and self.engine.regime(n) == self.engine.regime(len(tokens)) else 0
+        n = entry.shared(packed)
+        return n if n == len(entry) or self.rewinds and self.engine.regime(n) == self.engine.regime(len(entry)) else 0
 
     def give(self, timeline: Timeline, sound: bool = True) -> None:
         """Back to the pool; unsound state is forgotten."""

@@ -6,20 +6,20 @@ What is least recently used goes first, into a file that is not yet written. Use
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moegg import log
 from moegg.engine import Session
 from moegg.engine.state import Snapshot
 from moegg.errors import BadRequest
-from moegg.server.archive import Archive
+from moegg.server.archive import Archive, pack
 
 LEAST_TOKENS = 64           # less is read again sooner than it is kept
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix of two lists; by bisection, so that comparing runs at the speed of slices."""
+    """Length of the longest common prefix of two lists, or two bytes; by bisection, so that comparing runs at the speed of slices."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         mid = (low + high + 1) // 2
@@ -29,11 +29,18 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 @dataclass(eq=False)
 class Entry:
-    """A state's tokens, and where it is: in memory, in a file, or both."""
-    tokens: list[int]
+    """A state's tokens, packed, and where it is: in memory, in a file, or both."""
+    packed: bytes
     snapshot: Snapshot | None = None
     file: Path | None = None
     tried: bool = False         # to write it
+
+    def __len__(self) -> int:
+        return len(self.packed) // 4
+
+    def shared(self, packed: bytes) -> int:
+        """How many tokens it has in common with the beginning of `packed`."""
+        return common_prefix(self.packed, packed) // 4
 
 
 class Shelf:
@@ -42,42 +49,42 @@ class Shelf:
     def __init__(self, budget: int = 0, archive: Archive | None = None):
         self._budget, self._archive = budget, archive
         files = archive.files.items() if archive else ()
-        self.entries = [Entry(tokens, file=path, tried=True) for path, tokens in files]      # the least recently used first
+        self.entries = [Entry(packed, file=path, tried=True) for path, packed in files]      # the least recently used first
 
     @property
     def nbytes(self) -> int:
         return sum(e.snapshot.nbytes for e in self.entries if e.snapshot)
 
-    @property
-    def archived_bytes(self) -> int:
-        return self._archive.nbytes if self._archive else 0
-
     def put(self, session: Session, spare: Entry | None = None) -> None:
         """Keeps a session's state as it is, if that is worth it and fits; whatever else must go, `spare` stays."""
         size = session.saved_bytes(len(session))
-        tokens, end = session.tokens, len(session) if session.rewinds else None
-        if len(tokens) < LEAST_TOKENS or size > self._budget or any(e.tokens[:end] == tokens for e in self.entries):
+        packed = pack(session.tokens)
+        held = any(e.packed.startswith(packed) if session.rewinds else e.packed == packed for e in self.entries)
+        if len(session) < LEAST_TOKENS or size > self._budget or held:
             return
         self._shrink(self._budget - size, spare)
         if self.nbytes + size > self._budget:
             return
         if session.rewinds:             # from this state one can go back to those
-            for entry in [e for e in self.entries if e is not spare and tokens[:len(e.tokens)] == e.tokens]:
+            for entry in [e for e in self.entries if e is not spare and packed.startswith(e.packed)]:
                 self._forget(entry)
-        self.entries.append(Entry(list(tokens), session.snapshot()))
+        self.entries.append(Entry(packed, replace(session.snapshot(), logits=None)))
 
     def give(self, entry: Entry, session: Session) -> bool:
         """Makes `session` what the entry holds. False if that is gone or unfit, and then the entry too."""
         if entry.snapshot is None:
-            self._shrink(self._budget - session.saved_bytes(len(entry.tokens)))
+            self._shrink(self._budget - session.saved_bytes(len(entry)))
         snapshot = entry.snapshot or entry.file and self._archive.read(entry.file)
-        self.entries.remove(entry)
+        if entry in self.entries:       # else a file of those above took its place
+            self.entries.remove(entry)
         if not snapshot:
             return False
         try:
             session.restore(snapshot)
         except BadRequest as e:
             log.warn(f"a kept conversation is ignored: {e}")
+            if entry.file:
+                self._archive.drop(entry.file)
             return False
         if session.rewinds:             # the timeline has it now
             entry.snapshot = None
@@ -107,15 +114,14 @@ class Shelf:
 
     def _shrink(self, limit: int, spare: Entry | None = None) -> None:
         """Takes entries out of memory, the least recently used first, until at most `limit` bytes are left."""
-        for entry in list(self.entries):
+        for entry in [e for e in self.entries if e.snapshot and e is not spare]:
             if self.nbytes <= limit:
                 return
-            if entry.snapshot and entry is not spare:
-                if not entry.tried:
-                    self._write(entry)
-                entry.snapshot = None
-                if not entry.file and entry in self.entries:
-                    self.entries.remove(entry)
+            if not entry.tried:
+                self._write(entry)
+            entry.snapshot = None
+            if not entry.file and entry in self.entries:
+                self.entries.remove(entry)
 
     def _write(self, entry: Entry) -> None:
         """Into a file, if there is an archive; others may have to go for it."""

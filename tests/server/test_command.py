@@ -35,19 +35,22 @@ def test_a_port_in_use_is_an_io_error():
         one.run()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_says_when_it_is_ready_serves_and_stops_at_a_signal(qwen3_moe_file, number):
+@pytest.mark.parametrize("number, options", [(signal.SIGTERM, []), (signal.SIGINT, ["--ram=1G", "--io=direct", "--pin=1", "--no-usage", "--idle-release=1"])])
+def test_it_says_when_it_is_ready_serves_saves_and_stops_at_a_signal(qwen3_moe_file, tmp_path, number, options):
     command = [sys.executable, "-m", "moegg", "server", str(qwen3_moe_file), "--port=0", "--ctx=128", "--threads=1",
-               "--parallel=2", "--alias=tiny"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ}) as process:
+               "--parallel=2", "--alias=tiny", f"--cache-dir={tmp_path / 'cache'}", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)}) as process:
         try:
             ready = process.stderr.readline()
             url = re.fullmatch(r"moegg: tiny is ready at (http://127.0.0.1:\d+) \(2 at once, context 128\)\n", ready)[1]
-            request = urllib.request.Request(f"{url}/v1/completions", json.dumps({"prompt": "a", "max_tokens": 3}).encode())
+            request = urllib.request.Request(f"{url}/v1/completions", json.dumps({"prompt": list(range(5, 95)), "max_tokens": 3}).encode())
             with urllib.request.urlopen(request, timeout=60) as r:
                 assert json.load(r)["usage"]["completion_tokens"] <= 3
+            with urllib.request.urlopen(f"{url}/metrics", timeout=60) as r:
+                assert b"moegg_engine_cache_bytes" in r.read()
             process.send_signal(number)
             out, err = process.communicate(timeout=60)
         finally:
             process.kill()
     assert (process.returncode, out, err) == (0, "", "moegg: stopped\n")
+    assert len(list((tmp_path / "cache").glob("*.session"))) == 1

@@ -160,9 +160,9 @@ def test_the_folder_stays_within_its_limit_and_drops_the_oldest(engine, tokenize
 def test_nothing_is_saved_where_there_is_no_room_and_the_server_goes_on(engine, tokenizer, tmp_path, caplog, monkeypatch):
     assert saved(engine, tokenizer, tmp_path / "a", limit=100)[0][1] == 0 and list((tmp_path / "a").iterdir()) == []
 
-    def full(fd):
+    def full(*paths):
         raise OSError(28, "No space left on device")
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "replace", full)
     assert saved(engine, tokenizer, tmp_path / "b")[0][1] == 0 and list((tmp_path / "b").iterdir()) == []
     assert "No space left on device" in caplog.text
     (tmp_path / "file").write_text("")
