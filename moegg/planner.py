@@ -131,6 +131,8 @@ def kv_bytes(attn: Gqa, ctx: int, ubatch: int, kv: str) -> int:
 
 def state_bytes(block: Gqa | Mixer, ctx: int, ubatch: int, kv: str) -> int:
     """Bytes that one layer keeps of one session: keys and values, or a mixer's live state and its marks."""
+    if isinstance(block, Gqa) and block.kv_from is not None:
+        return 0
     return kv_bytes(block, ctx, ubatch, kv) if isinstance(block, Gqa) else 4 * block.state_floats * (1 + MARKS)
 
 
@@ -151,7 +153,9 @@ def scratch_bytes(model: Model, ctx: int, ubatch: int, n_threads: int) -> int:
     dense = max((m.up.shape[0] for m in mlps if m), default=0)
     dense = max(dense, *(a.n_head * a.head_dim for a in attn if a.gate), 0)
     q, kv = (max((h * a.head_dim for h, a in heads), default=0) for heads in ([(a.n_head, a) for a in attn], [(a.n_kv_head, a) for a in attn]))
-    widths = (model.d, model.d, model.d, q, q, kv, kv, dense, dense, max(mixed, default=0) + 160)
+    q = max(q, model.d if moe else 0)
+    inputs = model.per_layer.proj.shape[0] if model.per_layer else 0
+    widths = (model.d, model.d, model.d, q, q, kv, kv, dense, dense, max(mixed, default=0) + 160, inputs, inputs)
     n = sum(rows * (4 * w + 64) for w in widths) + rows * max(map(_act, widths))
     if moe:
         width, experts = max(m.experts.width for m in moe), max(m.experts.n for m in moe)

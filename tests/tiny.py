@@ -87,20 +87,21 @@ def gguf(path, arch, *, seed=0, qtype="F32", tokenizer=True, **changes):
 
 def to_source(model, files, kind):
     """The inverse of a description's Src steps: {name in the file: array} -> {name in the source: array}. kind: 'hf', 'gguf'."""
-    whole, stacks = {}, {}
+    whole, stacks, turned = {}, {}, {}
     def put(node, x, e=None):
         src = getattr(node, kind)[0]
         x = x - np.float32(src.add)
         name = src.name.format(e=e)
         slot = stacks.setdefault(name, {}).setdefault(e, {}) if src.stacked else whole.setdefault(name, {})
         x = x[:, None] if src.squeeze and x.ndim == 2 else x
-        slot[src.rows and (*src.rows, src.groups or 1)] = x.swapaxes(-1, -2) if src.transpose and not src.rows else x
-        assert not (src.transpose and src.rows), "write this case when a description needs it"
+        slot[src.rows and (*src.rows, src.groups or 1)] = x
+        turned[name] = src.transpose
     for t in model.tensors():
         put(t, files[t.name])
     for name, part in _expert_parts(model):
         put(part, files[name], int(name.split(".")[3]))
-    return {n: _join(x) for n, x in whole.items()} | {n: np.stack([_join(x[e]) for e in sorted(x)]) for n, x in stacks.items()}
+    out = {n: _join(x) for n, x in whole.items()} | {n: np.stack([_join(x[e]) for e in sorted(x)]) for n, x in stacks.items()}
+    return {n: x.swapaxes(-1, -2) if turned[n] else x for n, x in out.items()}
 
 
 def gguf_metadata(model, name):
@@ -130,7 +131,7 @@ def gguf_metadata(model, name):
     if convs := [layer.attn for layer in model.layers if isinstance(layer.attn, ShortConv)]:
         meta |= {"shortconv.l_cache": convs[0].conv.weight.shape[1],
                  "attention.head_count_kv": [getattr(layer.attn, "n_kv_head", 0) for layer in model.layers]}
-    if name in ("gemma2", "cohere2"):
+    if name in ("gemma2", "cohere2", "gpt-oss"):
         meta["attention.sliding_window"] = local.window
     if name == "gemma2":
         meta |= {"attn_logit_softcapping": local.softcap, "final_logit_softcapping": model.logit_softcap}

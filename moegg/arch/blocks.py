@@ -22,15 +22,16 @@ class Gqa:
 
     Norms of q and k come before rope (norm_last: after it) and are over each head, or over all of them if their weight is that wide;
     that of v is over each head. sinks [H]: a logit per head that joins its softmax and has no value. gate: the result times
-    sigmoid(gate x). temperature (a, n): q of position i times 1 + a log(1 + (i + 1) // n).
+    sigmoid(gate x). temperature (a, n): q of position i times 1 + a log(1 + (i + 1) // n). v None: values are keys before norm and rope.
+    kv_from: k and v are None, and the keys and values are those of that earlier layer.
     """
     n_head: int
     n_kv_head: int
     head_dim: int
     scale: float
     q: Tensor
-    k: Tensor
-    v: Tensor
+    k: Tensor | None
+    v: Tensor | None
     o: Tensor
     rope: Rope | None
     window: int = 0
@@ -47,6 +48,7 @@ class Gqa:
     v_norm: Norm | None = None
     norm_last: bool = False
     temperature: tuple[float, int] | None = None
+    kv_from: int | None = None
 
     def oldest(self, i: int) -> int:
         """The first position that query i sees."""
@@ -69,3 +71,21 @@ class Mlp:
     gate_bias: Tensor | None = None
     up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class PerLayerInputs:
+    """Gemma's second embedding: one vector per layer and token, (norm(proj x / sqrt(D)) + table[token] sqrt(P)) / sqrt(2), where x is
+    the embedded token, proj [L P, D], table [V, L P], norm [P]."""
+    table: Tensor
+    proj: Tensor
+    norm: Norm
+
+
+@dataclass(frozen=True)
+class PerLayerGate:
+    """What a layer makes of its vector v at its end: x += post_norm(proj(act(gate x) * v)); gate [P, D], proj [D, P]."""
+    gate: Tensor
+    proj: Tensor
+    post_norm: Norm
+    act: str = "gelu_tanh"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from moegg.arch.blocks import Gqa, Mlp, Norm
+from moegg.arch.blocks import Gqa, Mlp, Norm, PerLayerGate, PerLayerInputs
 from moegg.arch.mixers import Mixer
 from moegg.arch.moe import Moe
 from moegg.arch.rope import Rope
@@ -16,7 +16,7 @@ from moegg.arch.tensors import Experts, Tensor
 @dataclass(frozen=True)
 class Layer:
     """x += scale * post(attn(norm(x))); then the same with ffn. Without a norm the block reads x, or, if the layer is parallel, ffn reads
-    what attn did. The post norms are optional."""
+    what attn did. The post norms are optional. Then come per_layer and x *= out_scale [1], if there."""
     attn_norm: Norm | None
     attn: Gqa | Mixer
     ffn_norm: Norm | None
@@ -25,6 +25,8 @@ class Layer:
     ffn_post_norm: Norm | None = None
     scale: float = 1.0
     parallel: bool = False
+    per_layer: PerLayerGate | None = None
+    out_scale: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,11 @@ class Model:
     embed_scale: float = 1.0
     logit_softcap: float = 0.0
     logit_scale: float = 1.0
+    per_layer: PerLayerInputs | None = None
 
     def tensors(self) -> list[Tensor]:
         """All tensors outside expert records, in execution order: embedding, layers in field order, final norm, head."""
-        out: list[Tensor] = [self.embed]
+        out: list[Tensor] = [self.embed, *(walk(self.per_layer) if self.per_layer else ())]
         for layer in self.layers:
             out += walk(layer)
         out += walk(self.final_norm)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moegg.arch.blocks import Mlp
+from moegg.arch.blocks import Mlp, Norm
 from moegg.arch.tensors import Experts, Tensor
 
 MAX_GROUPS = 64                     # kernels/csrc/exec.h
@@ -41,6 +41,9 @@ class Moe:
     """Sum of weight * expert(x) over the chosen ones, or of expert(weight * x) where weigh_input; each is an Mlp of the parts gate,
     up, down and, if there, gate_bias, up_bias, down_bias of its record. shared: one more Mlp, added; times sigmoid(shared_gate . x)
     if there is a shared_gate [D].
+
+    Gemma 4: the router reads router_scale * router_norm(r) and the experts norm(r) of the residual stream r, and both sums have a norm
+    of their own, post_norm and shared_post_norm, before they are added.
     """
     router: Router
     experts: Experts
@@ -48,6 +51,16 @@ class Moe:
     weigh_input: bool = False
     shared: Mlp | None = None
     shared_gate: Tensor | None = None
+    router_norm: Norm | None = None
+    router_scale: float = 1.0
+    norm: Norm | None = None
+    post_norm: Norm | None = None
+    shared_post_norm: Norm | None = None
+
+    @property
+    def adds(self) -> bool:
+        """The experts' sum is added to what the shared one gave, without norms."""
+        return self.shared is not None and self.shared_post_norm is None
 
     @property
     def top_k(self) -> int:

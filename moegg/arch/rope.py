@@ -8,10 +8,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from moegg.arch.config import F32_MAX, I32_MAX, ConfigReader, fits_f32
+from moegg.arch.config import F32_MAX, F32_MIN, I32_MAX, ConfigReader, fits_f32
 from moegg.errors import UnsupportedModel
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors", "proportional")
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Rope:
         match s.get("rope_type", "default"):
             case "default":
                 return [(no_limit, inv, 1.0)]
+            case "proportional":        # pairs of the whole head, of which the first ones turn
+                return [(no_limit, [f / s["factor"] if i < s["turning"] else 0.0 for i, f in enumerate(inv)], 1.0)]
             case "linear":
                 return [(no_limit, [f / s["factor"] for f in inv], 1.0)]
             case "factors":
@@ -122,6 +124,9 @@ def rope_of(params: ConfigReader, dim: int, theta: float, ctx_train: int, interl
     if kind not in ROPE_TYPES:
         raise params.refuse("rope_type" if params.has("rope_type") else "type", f"supported: {', '.join(ROPE_TYPES)}")
     s: dict[str, Any] = {"rope_type": kind}
+    if kind == "proportional":
+        s["factor"] = params.float("factor", default=1.0, low=F32_MIN)
+        s["turning"] = int(params.float("partial_rotary_factor", default=1.0, low=0) * dim // 2)
     if kind in ("llama3", "yarn", "longrope"):
         own = params.int("original_max_position_embeddings", low=1, default=ctx_train)
         s["original_max_position_embeddings"] = orig or own
@@ -141,7 +146,7 @@ def rope_of(params: ConfigReader, dim: int, theta: float, ctx_train: int, interl
     rope = Rope(dim, theta, tuple(sorted(s.items())) if kind != "default" else (), interleaved, ctx_train)
     try:
         # an angle, frequency times position, is an f32 too
-        sound = all(f > 0 and fits_f32(f) and f * I32_MAX <= F32_MAX for _, inv, attention in rope.regimes() for f in (*inv, attention))
+        sound = all((f > 0 or kind == "proportional" and f == 0) and fits_f32(f) and f * I32_MAX <= F32_MAX for _, inv, attention in rope.regimes() for f in (*inv, attention))
     except (ValueError, TypeError, ArithmeticError) as e:
         raise params.wrong("rope_type", f"its values do not give {dim // 2} frequencies: {e}") from e
     if not sound:

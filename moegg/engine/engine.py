@@ -65,10 +65,9 @@ class Engine:
                                  settings=known.settings(self.residency.mode) if known else Settings())
         region = container.resident
         resident = self.store.resident(region.offset, region.nbytes, progress) - region.offset
-        embed = container.tensors[model.embed.name]
         self._executor = Executor(self.program, find_weights(container, model, resident, self.store.map_address), experts, ctx=self.ctx,
                                   ubatch=self.ubatch, max_out=MAX_OUT, kv=self.kv, n_threads=self.n_threads, store=self.store,
-                                  lookahead=lookahead, rows_at=embed.offset if embed.gather else -1, groups=self.plan.groups)
+                                  lookahead=lookahead, groups=self.plan.groups)
         self.store.warm()
         self._logits = np.zeros((MAX_OUT, pad16(self.vocab)), np.float32)
         self._limits = sorted({limit for rope in self.program.ropes for limit, _, _ in rope.regimes()})

@@ -26,8 +26,8 @@ cdef enum:
 cdef class Executor:
     """Runs passes of up to `ubatch` tokens. One at a time, from one thread.
 
-    store: brings expert records in; None: they lie at MoeRef.base. lookahead: ranks that lookahead ops guess. rows_at: file offset of
-    a row-gather embedding, whose rows the store brings in; -1: it lies in memory. groups: ubatches that run_groups takes at once.
+    store: brings expert records and rows of gathered tables in; None: they lie at MoeRef.base and WeightRef.address. lookahead: ranks
+    that lookahead ops guess. groups: ubatches that run_groups takes at once.
     """
     cdef mg_exec e
     cdef object arena
@@ -47,12 +47,12 @@ cdef class Executor:
         memset(&self.e, 0, sizeof(mg_exec))
 
     def __init__(self, program, weights: dict, moe: list, *, ctx: int, ubatch: int, max_out: int, kv: str, n_threads: int,
-                 store=None, lookahead: int = 0, rows_at: int = -1, groups: int = 1):
+                 store=None, lookahead: int = 0, groups: int = 1):
         self.flag = &self.own_flag
         if store is not None:
             self.store = store
             self.e.store, self.flag = self.store.ptr, &self.store.flag
-        self.e.lookahead, self.e.rows_at = lookahead, rows_at
+        self.e.lookahead = lookahead
         self.program, self.ubatch, self.max_out = program, ubatch, max_out
         self.arena = Arena()
         self.vocab = program.model.vocab
@@ -122,16 +122,16 @@ cdef class Executor:
 
     def _ops(self, program, weights: dict, moe: list, ctx: int, kv: str):
         cdef mg_op *ops = <mg_op *>self.take(len(program.ops) * sizeof(mg_op))
-        cdef mg_attn_layer *attn = <mg_attn_layer *>self.take((len(program.attn) + 1) * sizeof(mg_attn_layer))
+        cdef mg_attn_layer *attn = <mg_attn_layer *>self.take((len(program.readers) + 1) * sizeof(mg_attn_layer))
         cdef mg_moe_layer *layers = <mg_moe_layer *>self.take((len(program.moe) + 1) * sizeof(mg_moe_layer))
         cdef mg_mixer_layer *mixers = <mg_mixer_layer *>self.take((len(program.mixers) + 1) * sizeof(mg_mixer_layer))
         cdef mg_rope *ropes = <mg_rope *>self.take((len(program.ropes) + 1) * sizeof(mg_rope))
         cdef int i
-        tables = {t: <uintptr_t>temperature(self.arena, t, ctx) for t in {a.temperature for a in program.attn} if t}
+        tables = {t: <uintptr_t>temperature(self.arena, t, ctx) for t in {a.temperature for a, _ in program.readers} if t}
         for i, r in enumerate(program.ropes):
             fill_rope(self.arena, &ropes[i], r, ctx)
-        for i, a in enumerate(program.attn):
-            fill_attn(&attn[i], a, i, weights, kv, ctx, self.ubatch)
+        for i, (a, entry) in enumerate(program.readers):
+            fill_attn(&attn[i], a, entry, weights, kv, ctx, self.ubatch)
             if a.rope is not None:
                 attn[i].rope = &ropes[program.ropes.index(a.rope)]
             if a.temperature is not None:
@@ -142,8 +142,8 @@ cdef class Executor:
             fill_mixer(self.arena, &mixers[i], m, i, weights, buffers)
         for i, op in enumerate(program.ops):
             fill_op(&ops[i], op, weights)
-            if op.kv_index >= 0:
-                ops[i].attn = &attn[op.kv_index]
+            if op.attn_index >= 0:
+                ops[i].attn = &attn[op.attn_index]
             if op.moe_index >= 0:
                 ops[i].moe = &layers[op.moe_index]
             if op.mixer_index >= 0:

@@ -44,7 +44,8 @@ def find_weights(container: Container, model: Model, resident: int, mapped: int)
         got = None if info is None else (info.shape, info.gather, info.layout, info.quant if want[3] == "f32" else ANY)
         if got != want:
             raise refuse(f"tensor {name!r}: shape, gather, layout, quant", got, want)
-        refs[name] = WeightRef((mapped if t.gather else resident) + info.offset, info.quant, *((1, t.shape[0]) if vector else t.shape), t.gather)
+        refs[name] = WeightRef((mapped if t.gather else resident) + info.offset, info.quant, *((1, t.shape[0]) if vector else t.shape), t.gather,
+                               info.offset if t.gather else -1)
     return refs
 
 

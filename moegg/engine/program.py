@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moegg.arch import DeltaNet, Gqa, Lightning, LowRank, Mamba, Mixer, Mlp, Model, Moe, Norm, Rope, ShortConv, Tensor
+from moegg.arch.blocks import PerLayerGate
 
-X, XN, Q, K, V, ATT, Y, GATE, UP, BETA = range(10)   # residual, normed input, attention, block output, MLP halves, betas
+# residual, normed input, attention, block output, MLP halves, betas, per-layer inputs and what goes into them
+X, XN, Q, K, V, ATT, Y, GATE, UP, BETA, INPUTS, TOKENS = range(12)
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,12 @@ class Op:
     linears: tuple[Linear, ...] = ()
     norm: Norm | None = None
     n: int = 0
+    at: int = 0
     act: str = ""
     gate: Tensor | None = None
     scale: float = 1.0
     softcap: float = 0.0
-    attn: Gqa | None = None
-    kv_index: int = -1
+    attn_index: int = -1
     moe: Moe | None = None
     moe_index: int = -1
     mixer_index: int = -1
@@ -44,12 +46,14 @@ class Op:
 
 @dataclass
 class Program:
-    """ops in order; widths: floats per buffer; attn, moe: the layers with KV state and with experts, in order; mixers: those with a
-    float state, and the names of their buffers."""
+    """ops in order; widths: floats per buffer; attn, moe: the layers with KV state and with experts, in order; readers: all attention
+    layers and whose KV state they read; mixers: layers with a float state, and the names of their buffers."""
     model: Model
     ops: list[Op] = field(default_factory=list)
-    widths: list[int] = field(default_factory=lambda: [0] * (BETA + 1))
+    widths: list[int] = field(default_factory=lambda: [0] * (TOKENS + 1))
     attn: list[Gqa] = field(default_factory=list)
+    readers: list[tuple[Gqa, int]] = field(default_factory=list)
+    kv_of: dict[int, int] = field(default_factory=dict)         # layer -> index in attn
     moe: list[Moe] = field(default_factory=list)
     mixers: list[tuple[Mixer, dict[str, int]]] = field(default_factory=list)
 
@@ -84,7 +88,7 @@ class Program:
     @property
     def ropes(self) -> list[Rope]:
         """The distinct rotary embeddings, in order of first use."""
-        return list(dict.fromkeys(a.rope for a in self.attn if a.rope))
+        return list(dict.fromkeys(a.rope for a, _ in self.readers if a.rope))
 
 
 def lower(model: Model, lookahead: bool = False) -> Program:
@@ -92,9 +96,15 @@ def lower(model: Model, lookahead: bool = False) -> Program:
     p, d = Program(model), model.d
     p.widen(d, X, XN, Y)
     p.add("embed", dst=X, linears=(Linear(model.embed, None, X),), scale=model.embed_scale)
+    if inputs := model.per_layer:
+        n, width = inputs.proj.shape[0], inputs.norm.weight.shape[0]
+        p.widen(n, TOKENS, INPUTS)
+        p.add("embed", dst=TOKENS, linears=(Linear(inputs.table, None, TOKENS),), scale=width ** 0.5)
+        p.add("linear", src=X, linears=(Linear(inputs.proj, None, INPUTS),))
+        p.add("per_layer", src=TOKENS, dst=INPUTS, norm=inputs.norm, n=width, at=n, scale=d ** -0.5)
     for i, layer in enumerate(model.layers):
-        if lookahead and p.moe and isinstance(layer.ffn, Moe) and layer.ffn_norm:
-            p.add("lookahead", layer=i, src=X, dst=XN, norm=layer.ffn_norm, n=d, moe=layer.ffn, moe_index=len(p.moe))
+        if lookahead and p.moe and isinstance(f := layer.ffn, Moe) and (norm := f.router_norm or layer.ffn_norm):
+            p.add("lookahead", layer=i, src=X, dst=XN, norm=norm, n=d, moe=f, moe_index=len(p.moe), scale=f.router_scale)
         source = X
         for norm, block, post in ((layer.attn_norm, layer.attn, layer.attn_post_norm), (layer.ffn_norm, layer.ffn, layer.ffn_post_norm)):
             if norm:
@@ -103,23 +113,33 @@ def lower(model: Model, lookahead: bool = False) -> Program:
                 source = XN if norm else X
             LOWER[type(block)](p, i, block, source)
             p.add("add", layer=i, src=Y, dst=X, norm=post, n=d, scale=layer.scale)
+        if layer.per_layer:
+            _per_layer(p, i, layer.per_layer)
+        if layer.out_scale:
+            p.add("scale", layer=i, dst=X, gate=layer.out_scale, n=d)
     p.add("head", src=X, dst=XN, norm=model.final_norm, n=d, linears=(Linear(model.head or model.embed, None, -1),),
           softcap=model.logit_softcap, scale=model.logit_scale)
     return p
 
 
 def _gqa(p: Program, i: int, a: Gqa, x: int) -> None:
-    p.add("linear", layer=i, src=x, linears=(Linear(a.q, a.q_bias, Q), Linear(a.k, a.k_bias, K), Linear(a.v, a.v_bias, V)))
-    p.add("rope_kv", layer=i, src=Q, src2=K, src3=V, attn=a, kv_index=len(p.attn))
-    p.add("attention", layer=i, src=Q, dst=ATT, attn=a, kv_index=len(p.attn))
-    if a.gate:
-        p.widen(a.n_head * a.head_dim, GATE)
-        p.add("linear", layer=i, src=x, linears=(Linear(a.gate, None, GATE),))
-        p.add("glu", layer=i, src=GATE, src2=ATT, dst=ATT, act="sigmoid", n=a.n_head * a.head_dim)
-    p.add("linear", layer=i, src=ATT, linears=(Linear(a.o, a.o_bias, Y),))
-    p.attn.append(a)
-    p.widen(a.n_head * a.head_dim, Q, ATT)
+    """A layer that shares another's keys and values makes queries alone."""
+    own = [Linear(w, b, buf) for w, b, buf in ((a.q, a.q_bias, Q), (a.k, a.k_bias, K), (a.v, a.v_bias, V)) if w]
+    if a.kv_from is None:
+        p.kv_of[i] = len(p.attn)
+        p.attn.append(a)
+    index, wide = len(p.readers), a.n_head * a.head_dim
+    p.readers.append((a, p.kv_of[i if a.kv_from is None else a.kv_from]))
+    p.widen(wide, Q, ATT)
     p.widen(a.n_kv_head * a.head_dim, K, V)
+    p.add("linear", layer=i, src=x, linears=tuple(own))
+    p.add("rope_kv", layer=i, src=Q, src2=K, src3=V, attn_index=index)
+    p.add("attention", layer=i, src=Q, dst=ATT, attn_index=index)
+    if a.gate:
+        p.widen(wide, GATE)
+        p.add("linear", layer=i, src=x, linears=(Linear(a.gate, None, GATE),))
+        p.add("glu", layer=i, src=GATE, src2=ATT, dst=ATT, act="sigmoid", n=wide)
+    p.add("linear", layer=i, src=ATT, linears=(Linear(a.o, a.o_bias, Y),))
 
 
 def _mlp(p: Program, i: int, f: Mlp, x: int) -> None:
@@ -135,14 +155,35 @@ def _mlp(p: Program, i: int, f: Mlp, x: int) -> None:
 
 
 def _moe(p: Program, i: int, f: Moe, x: int) -> None:
-    """Route, then the shared expert while records load, then the chosen experts on top."""
-    p.add("route", layer=i, src=x, moe=f, moe_index=len(p.moe))
+    """Route, then the shared expert while records load, then the chosen experts on top, or beside it where both have a norm."""
+    d, moe = p.model.d, {"layer": i, "moe": f, "moe_index": len(p.moe)}
+    p.widen(d, Q, ATT)
+    if f.router_norm:
+        p.add("norm", layer=i, src=X, dst=ATT, norm=f.router_norm, n=d, scale=f.router_scale)
+    p.add("route", src=ATT if f.router_norm else x, **moe)
     if f.shared:
         _mlp(p, i, f.shared, x)
     if f.shared_gate:
-        p.add("gate", layer=i, src=x, dst=Y, gate=f.shared_gate, n=p.model.d)
-    p.add("moe", layer=i, src=x, dst=Y, moe=f, moe_index=len(p.moe))
+        p.add("gate", layer=i, src=x, dst=Y, gate=f.shared_gate, n=d)
+    if f.shared_post_norm:
+        p.add("norm", layer=i, src=Y, dst=Q, norm=f.shared_post_norm, n=d)
+    if f.norm:
+        p.add("norm", layer=i, src=X, dst=ATT, norm=f.norm, n=d)
+    p.add("moe", src=ATT if f.norm else x, dst=Y, **moe)
+    if f.post_norm:
+        p.add("norm", layer=i, src=Y, dst=Y, norm=f.post_norm, n=d)
+    if f.shared_post_norm:
+        p.add("add", layer=i, src=Q, dst=Y, n=d)
     p.moe.append(f)
+
+
+def _per_layer(p: Program, i: int, g: PerLayerGate) -> None:
+    n = g.gate.shape[0]
+    p.widen(n, GATE)
+    p.add("linear", layer=i, src=X, linears=(Linear(g.gate, None, GATE),))
+    p.add("glu", layer=i, src=GATE, src2=INPUTS, dst=GATE, act=g.act, n=n, at=i * n)
+    p.add("linear", layer=i, src=GATE, linears=(Linear(g.proj, None, Y),))
+    p.add("add", layer=i, src=Y, dst=X, norm=g.post_norm, n=p.model.d)
 
 
 def _short_conv(p: Program, i: int, m: ShortConv, x: int) -> None:

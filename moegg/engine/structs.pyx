@@ -18,7 +18,7 @@ from moegg.planner import kv_positions
 from moegg.quants import QUANTS
 
 _KINDS = {"embed": MG_OP_EMBED, "norm": MG_OP_NORM, "linear": MG_OP_LINEAR, "rope_kv": MG_OP_ROPE_KV, "attention": MG_OP_ATTENTION,
-          "add": MG_OP_ADD, "glu": MG_OP_GLU, "gate": MG_OP_GATE, "route": MG_OP_ROUTE, "moe": MG_OP_MOE, "head": MG_OP_HEAD,
+          "add": MG_OP_ADD, "glu": MG_OP_GLU, "gate": MG_OP_GATE, "scale": MG_OP_SCALE, "per_layer": MG_OP_PER_LAYER, "route": MG_OP_ROUTE, "moe": MG_OP_MOE, "head": MG_OP_HEAD,
           "lookahead": MG_OP_LOOKAHEAD, "act": MG_OP_ACT, "conv": MG_OP_CONV, "matrix": MG_OP_MATRIX, "scan": MG_OP_SCAN}
 _ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH, "sigmoid": MG_SIGMOID, "swiglu_oai": MG_SWIGLU_OAI}
 _NORMS = {"rms": MG_NORM_RMS, "layer": MG_NORM_LAYER}
@@ -27,12 +27,14 @@ _SCORES = {"softmax": MG_SCORE_SOFTMAX, "sigmoid": MG_SCORE_SIGMOID, "sparsemixe
 
 @dataclass(frozen=True)
 class WeightRef:
-    """Where a tensor lies in memory. rows, cols: its matrix shape (1-D: rows = 1)."""
+    """Where a tensor lies in memory. rows, cols: its matrix shape (1-D: rows = 1). file_at: where a gathered table lies in the file of
+    the store that brings its rows in."""
     address: int
     quant: str
     rows: int
     cols: int
     gather: bool = False
+    file_at: int = -1
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ cdef int fill_op(mg_op *m, op, dict weights) except -1:
     for j, lin in enumerate(op.linears):
         m.mat_dst[j] = lin.dst
         fill_mat(&m.mat[j], weights, lin.weight, lin.bias)
-    m.n, m.scale, m.softcap = op.n, op.scale, op.softcap
+    m.n, m.at, m.scale, m.softcap = op.n, op.at, op.scale, op.softcap
     fill_norm(&m.norm, op.norm, weights)
     if op.gate is not None:
         m.norm.w = vector(weights, op.gate)
@@ -100,7 +102,7 @@ cdef int fill_op(mg_op *m, op, dict weights) except -1:
 cdef int fill_mat(mg_mat *m, dict weights, weight, bias) except -1:
     ref = weights[weight.name]
     m.w, m.quant = <const uint8_t *><uintptr_t>ref.address, QUANTS[ref.quant].id
-    m.rows, m.cols, m.gather = ref.rows, ref.cols, ref.gather
+    m.rows, m.cols, m.gather, m.file_at = ref.rows, ref.cols, ref.gather, ref.file_at
     if bias is not None:
         m.bias = vector(weights, bias)
 
@@ -129,7 +131,7 @@ cdef int fill_attn(mg_attn_layer *l, a, int index, dict weights, kv, int ctx, in
     fill_norm(&l.q_norm, a.q_norm, weights)
     fill_norm(&l.k_norm, a.k_norm, weights)
     fill_norm(&l.v_norm, a.v_norm, weights)
-    l.norm_last = a.norm_last
+    l.norm_last, l.k_is_v, l.shared = a.norm_last, a.v is None and a.k is not None, a.kv_from is not None
     if a.sinks is not None:
         l.sinks = vector(weights, a.sinks)
 
@@ -180,7 +182,8 @@ cdef int fill_mixer(arena, mg_mixer_layer *l, m, int index, dict weights, dict b
 cdef int fill_moe(arena, mg_moe_layer *l, m, int index, dict weights, ref) except -1:
     r = m.router
     l.layer, l.index, l.n_expert, l.top_k = m.experts.layer, index, m.experts.n, r.top_k
-    l.width, l.act, l.weigh_input, l.adds = m.experts.width, _ACTS[m.act], m.weigh_input, m.shared is not None
+    l.width, l.act, l.weigh_input, l.adds = m.experts.width, _ACTS[m.act], m.weigh_input, m.adds
+    l.ahead = m.shared is not None
     l.score, l.renormalise, l.scale, l.jitter = _SCORES[r.score], r.renormalise, r.scale, r.jitter
     l.n_group, l.top_group, l.group_sum, l.sum_eps, l.sum_min = r.n_group, r.top_group, r.group_score == "top2", r.sum_eps, r.sum_min
     fill_mat(&l.router, weights, r.weight, r.bias)

@@ -33,6 +33,8 @@ cdef extern from "exec.h" nogil:
         MG_OP_MATRIX
         MG_OP_SCAN
         MG_OP_ACT
+        MG_OP_SCALE
+        MG_OP_PER_LAYER
         MG_OP_ROUTE
         MG_OP_GATE
     ctypedef struct mg_pool:
@@ -41,6 +43,7 @@ cdef extern from "exec.h" nogil:
         const uint8_t *w
         const float *bias
         int32_t quant, rows, cols, gather
+        int64_t file_at
     ctypedef struct mg_rope:
         int32_t n, half, interleaved
         int64_t limit[2]
@@ -71,14 +74,14 @@ cdef extern from "exec.h" nogil:
         float eps
         int32_t kind
     ctypedef struct mg_attn_layer:
-        int32_t n_head, n_kv, kv_index, q_wide, k_wide, norm_last
+        int32_t n_head, n_kv, kv_index, q_wide, k_wide, norm_last, k_is_v, shared
         mg_attn shape
         mg_norm q_norm, k_norm, v_norm
         const mg_rope *rope
         const float *q_scale
         const float *sinks
     ctypedef struct mg_moe_layer:
-        int32_t layer, index, n_expert, top_k, width, act, renormalise, score, n_group, top_group, group_sum, weigh_input, adds
+        int32_t layer, index, n_expert, top_k, width, act, renormalise, score, n_group, top_group, group_sum, weigh_input, adds, ahead
         float scale, sum_eps, sum_min, jitter
         const float *select_bias
         const float *expert_scale
@@ -114,7 +117,7 @@ cdef extern from "exec.h" nogil:
         int32_t kind, layer, src, src2, src3, dst, n_mats
         int32_t mat_dst[3]
         mg_mat mat[3]
-        int32_t n, act
+        int32_t n, act, at
         mg_norm norm
         float scale, softcap
         const mg_attn_layer *attn
@@ -159,7 +162,6 @@ cdef extern from "exec.h" nogil:
         float *route_w
         mg_store *store
         int32_t lookahead
-        int64_t rows_at
         int32_t n_tokens, n_out
         const int32_t *token
         const int32_t *pos

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from moegg.arch import ConfigReader, Gqa, Layer, Mlp, Model, Norm, Rope, Src, Tensor
+from moegg.arch import ConfigReader, Gqa, Layer, Mlp, Model, Norm, PerLayerInputs, Rope, Src, Tensor
 from moegg.errors import UnsupportedModel
 
 HARMLESS = (  # keys of released configs that change nothing in a text forward pass; token ids are the tokenizer's business
@@ -103,9 +103,9 @@ class Decoder:
         return Gqa(self.n_head, self.n_kv_head, self.head_dim, self.head_dim ** -0.5 if scale is None else scale, q, k, v, o,
                    rope, window, q_bias, k_bias, v_bias, o_bias_t, q_norm, k_norm, softcap)
 
-    def mlp(self, layer: int, bias: bool = False, *, fused: bool = False) -> Mlp:
-        """A gated MLP of the config's intermediate_size. fused: gate and up are the rows of one tensor."""
-        f, d = self.width, self.d
+    def mlp(self, layer: int, bias: bool = False, *, fused: bool = False, width: int = 0) -> Mlp:
+        """A gated MLP of `width` (0: the config's intermediate_size). fused: gate and up are the rows of one tensor."""
+        f, d = width or self.width, self.d
         hf = ("mlp.gate_up_proj",) * 2 if fused else ("mlp.gate_proj", "mlp.up_proj")
         gate, gate_bias = self.linear(layer, "ffn.gate", (f, d), "dense", hf[0], "ffn_up" if fused else "ffn_gate", bias, 0 if fused else None)
         up, up_bias = self.linear(layer, "ffn.up", (f, d), "dense", hf[1], "ffn_up", bias, f if fused else None)
@@ -132,7 +132,8 @@ class Decoder:
                                      for i in range(self.n_layer)])
 
     def model(self, layers: Iterable[Layer], *, tied: bool, heads: tuple[str, ...] = ("lm_head.weight",),
-              embed_scale: float = 1.0, logit_softcap: float = 0.0, logit_scale: float = 1.0) -> Model:
+              embed_scale: float = 1.0, logit_softcap: float = 0.0, logit_scale: float = 1.0,
+              per_layer: PerLayerInputs | None = None) -> Model:
         """The whole model. tied: the embedding is the head too, else it is only looked up. heads: the head's source names."""
         table = (self.vocab, self.d)
         embed = Tensor("embed", table, "embed", tuple(Src(f"{r}embed_tokens.weight") for r in self.roots),
@@ -142,7 +143,8 @@ class Decoder:
         bias = Tensor("final_norm_bias", (self.d,), "bias", tuple(Src(f"{r}norm.bias") for r in self.roots), (Src("output_norm.bias"),))
         norm = Norm(final, self.eps, "layer" if self.layer_norm else "rms", bias if self.norm_bias else None)
         head = None if tied else Tensor("head", table, "head", tuple(map(Src, heads)), (Src("output.weight"),))
-        return Model(self.arch, self.d, self.vocab, self.ctx_train, embed, tuple(layers), norm, head, embed_scale, logit_softcap, logit_scale)
+        return Model(self.arch, self.d, self.vocab, self.ctx_train, embed, tuple(layers), norm, head, embed_scale, logit_softcap, logit_scale,
+                     per_layer)
 
 
 # --- GGUF ---------------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ def forward(model, weights, ids, state=None):
     ids = np.asarray(ids, np.int64)
     total = state.n + len(ids)
     x = weights["embed"][ids] * F32(model.embed_scale)
+    inputs = _per_layer_inputs(model, weights, x, ids) if model.per_layer else None
     hidden, routed = [], []
     for number, layer in enumerate(model.layers):
         hidden.append(x)
@@ -44,9 +45,14 @@ def forward(model, weights, ids, state=None):
         if isinstance(layer.ffn, Mlp):
             y = _mlp(layer.ffn, weights, h)
         else:
-            y, idx, w = _moe(layer.ffn, weights, h)
+            y, idx, w = _moe(layer.ffn, weights, h, x)
             routed.append((number, idx, w))
         x = x + F32(layer.scale) * _norm(layer.ffn_post_norm, weights, y)
+        if g := layer.per_layer:
+            y = blocks.act(g.act, _linear(x, weights, g.gate, None)) * inputs[:, number]
+            x = x + _norm(g.post_norm, weights, _linear(y, weights, g.proj, None))
+        if layer.out_scale:
+            x = x * weights[layer.out_scale.name]
     x = _norm(model.final_norm, weights, x)
     hidden.append(x)
     logits = blocks.linear(x, weights[model.head.name if model.head else "embed"])
@@ -56,6 +62,14 @@ def forward(model, weights, ids, state=None):
     state.n = total
     return Result(logits, np.stack(hidden), [n for n, _, _ in routed], np.array([i for _, i, _ in routed]),
                   np.array([w for _, _, w in routed]))
+
+
+def _per_layer_inputs(model, weights, x, ids):
+    """[T, L, P] of the embedded tokens x [T, D]."""
+    p, width = model.per_layer, model.per_layer.norm.weight.shape[0]
+    context = (_linear(x, weights, p.proj, None) * F32(model.d ** -0.5)).reshape(len(x), -1, width)
+    tokens = weights[p.table.name][ids].reshape(context.shape) * F32(width ** 0.5)
+    return (_norm(p.norm, weights, context) + tokens) * F32(0.5 ** 0.5)
 
 
 def greedy(model, weights, ids, n):
@@ -95,14 +109,16 @@ def _route(r, weights, x):
     return blocks.route(_linear(x, weights, r.weight, r.bias), r.top_k, **extra, **rules)
 
 
-def _moe(m, weights, x):
-    """(output, ids, weights)"""
-    idx, w = _route(m.router, weights, x)
+def _moe(m, weights, x, residual):
+    """(output, ids, weights) from the normed input x and the residual stream."""
+    idx, w = _route(m.router, weights, _norm(m.router_norm, weights, residual) * F32(m.router_scale) if m.router_norm else x)
+    own = _norm(m.norm, weights, residual) if m.norm else x
     parts = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")
-    y = blocks.moe(x, idx, w, lambda e: [weights.get(f"layers.{m.experts.layer}.experts.{e}.{p}") for p in parts], m.act, m.weigh_input)
+    y = blocks.moe(own, idx, w, lambda e: [weights.get(f"layers.{m.experts.layer}.experts.{e}.{p}") for p in parts], m.act, m.weigh_input)
+    y = _norm(m.post_norm, weights, y)
     if m.shared:
         gate = blocks.sigmoid(x @ weights[m.shared_gate.name])[:, None] if m.shared_gate else F32(1)
-        y = y + gate * _mlp(m.shared, weights, x)
+        y = y + _norm(m.shared_post_norm, weights, gate * _mlp(m.shared, weights, x))
     return y, idx, w
 
 
@@ -123,14 +139,18 @@ def _mixed(block, weights, x, number, state, total):
 
 
 def _attention(a, weights, x, number, state, total):
-    q, k, v = (_linear(x, weights, t, b).reshape(len(x), -1, a.head_dim)
+    q, k, v = (_linear(x, weights, t, b).reshape(len(x), -1, a.head_dim) if t else None
                for t, b in ((a.q, a.q_bias), (a.k, a.k_bias), (a.v, a.v_bias)))
-    v = _norm(a.v_norm, weights, v)
     if not a.norm_last:
-        q, k = _qk_norm(a.q_norm, weights, q), _qk_norm(a.k_norm, weights, k)
-    if number in state.kv:
-        k, v = (np.concatenate(pair) for pair in zip(state.kv[number], (k, v), strict=True))
-    state.kv[number] = k, v
+        q = _qk_norm(a.q_norm, weights, q)
+    if a.kv_from is None:
+        v = _norm(a.v_norm, weights, k if v is None else v)
+        k = k if a.norm_last else _qk_norm(a.k_norm, weights, k)
+        if number in state.kv:
+            k, v = (np.concatenate(pair) for pair in zip(state.kv[number], (k, v), strict=True))
+        state.kv[number] = k, v
+    else:
+        k, v = state.kv[a.kv_from]
     here = np.arange(total - len(x), total)
     if a.rope:
         inv, factor = next((inv, factor) for limit, inv, factor in a.rope.regimes() if total <= limit)

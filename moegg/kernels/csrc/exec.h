@@ -14,6 +14,7 @@ typedef struct {
     const uint8_t *w;        /* interleaved, or row-major when `gather` is set */
     const float *bias;       /* NULL: none */
     int32_t quant, rows, cols, gather;
+    int64_t file_at;         /* where a gathered table lies in the store's file, -1: it lies in memory */
 } mg_mat;
 
 /* Rotary tables of one Rope: regime r serves sequences of at most limit[r] tokens; cosine[r], sine[r]: [ctx, half]. */
@@ -35,6 +36,7 @@ typedef struct {
     int32_t n_head, n_kv, kv_index;             /* kv_index: which of a session's KV entries */
     int32_t q_wide, k_wide;                     /* the norm is over all heads at once, not over each */
     int32_t norm_last;                          /* norms of q and k come after rope */
+    int32_t k_is_v, shared;                     /* values are keys before their norm; keys and values are another layer's */
     mg_attn shape;                              /* k and v are filled per session and head */
     mg_norm q_norm, k_norm, v_norm;
     const mg_rope *rope;                        /* NULL: no rotation */
@@ -52,6 +54,7 @@ typedef struct {
     int32_t score, n_group, top_group, group_sum;       /* group_sum: a group counts as its two best experts, else as its best */
     int32_t weigh_input;                        /* weights multiply what experts read, else what they give */
     int32_t adds;                               /* experts are added to what dst holds */
+    int32_t ahead;                              /* other work lies between the choice and the experts: records are asked for at once */
     float scale, sum_eps, sum_min, jitter;
     const float *select_bias, *expert_scale;    /* NULL: none; [n_expert] */
     mg_mat router;
@@ -64,16 +67,16 @@ typedef struct {
 } mg_moe_layer;
 
 enum { MG_OP_EMBED, MG_OP_NORM, MG_OP_LINEAR, MG_OP_ROPE_KV, MG_OP_ATTENTION, MG_OP_ADD, MG_OP_GLU, MG_OP_ROUTE, MG_OP_MOE, MG_OP_HEAD,
-       MG_OP_LOOKAHEAD, MG_OP_ACT, MG_OP_CONV, MG_OP_MATRIX, MG_OP_SCAN, MG_OP_GATE };
+       MG_OP_LOOKAHEAD, MG_OP_ACT, MG_OP_CONV, MG_OP_MATRIX, MG_OP_SCAN, MG_OP_GATE, MG_OP_SCALE, MG_OP_PER_LAYER };
 
 typedef struct {
     int32_t kind, layer;
     int32_t src, src2, src3, dst;               /* buffer ids */
     int32_t n_mats, mat_dst[3];
     mg_mat mat[3];
-    int32_t n, act;                             /* width of norms and adds; activation of GLU and ACT */
-    mg_norm norm;                               /* of NORM, HEAD; ADD: the post norm; GATE: w [n] */
-    float scale, softcap;                       /* EMBED, ADD, HEAD: scale; HEAD: softcap, 0 = none */
+    int32_t n, act, at;                         /* width of norms and adds; activation of GLU and ACT; GLU: where in a row src2 begins */
+    mg_norm norm;                               /* of NORM, HEAD, PER_LAYER; ADD: the post norm; GATE: w [n]; SCALE: w [1] */
+    float scale, softcap;                       /* EMBED, NORM, ADD, HEAD, PER_LAYER: scale; HEAD: softcap, 0 = none */
     const mg_attn_layer *attn;
     const mg_moe_layer *moe;
     const mg_mixer_layer *mixer;
@@ -111,7 +114,6 @@ typedef struct {
     float *route_w;
     mg_store *store;         /* NULL: all experts lie in memory, at base + slot * stride */
     int32_t lookahead;       /* ranks per token that MG_OP_LOOKAHEAD guesses, at most top_k; 0: none */
-    int64_t rows_at;         /* where a row-gather embedding lies in the store's file, -1: it lies in memory */
     /* per pass */
     int32_t n_tokens, n_out;
     const int32_t *token, *pos, *seq;           /* [n_tokens]; seq: index into kv */

@@ -44,6 +44,8 @@ void mg_op_attention(mg_exec *e, const mg_op *op);
 void mg_op_add(mg_exec *e, const mg_op *op);
 void mg_op_glu(mg_exec *e, const mg_op *op);
 void mg_op_act(mg_exec *e, const mg_op *op);
+void mg_op_scale(mg_exec *e, const mg_op *op);
+void mg_op_per_layer(mg_exec *e, const mg_op *op);
 void mg_op_head(mg_exec *e, const mg_op *op);
 void mg_op_gate(mg_exec *e, const mg_op *op);
 void mg_op_route(mg_exec *e, const mg_op *op);

@@ -173,7 +173,7 @@ void mg_op_route(mg_exec *e, const mg_op *op) {
         memcpy(e->capture_idx + l->index * pairs, e->route_idx, (size_t)pairs * 4);
         memcpy(e->capture_w + l->index * pairs, e->route_w, (size_t)pairs * 4);
     }
-    if (e->store && l->adds) predict(e, l, l->top_k);
+    if (e->store && l->ahead) predict(e, l, l->top_k);
 }
 
 /* The experts that mg_op_route has chosen; their sum is written to dst, or added to it if the layer `adds`. */

@@ -1,6 +1,7 @@
 /* op_attention.c - grouped-query attention: head norms, rope and the write of keys and values; then the walk over the keys. */
 #include "exec_int.h"
 #include <math.h>
+#include <string.h>
 
 /* Norms, rope and temperature of all heads of q or k, in place; cosine NULL: no rotation. */
 static void turn_heads(const mg_attn_layer *l, float *x, int heads, const mg_norm *norm, int wide, const float *cosine, const float *sine) {
@@ -47,8 +48,10 @@ static void rope_kv_task(void *ctx, int64_t begin, int64_t end, int worker) {
             cosine = l->rope->cosine[r] + (int64_t)e->pos[i] * l->rope->half;
             sine = l->rope->sine[r] + (int64_t)e->pos[i] * l->rope->half;
         }
+        if (l->k_is_v) memcpy(v, k, (size_t)l->n_kv * s->dim * 4);
         turn_heads(l, q, l->n_head, &l->q_norm, l->q_wide, cosine, sine);
         if (l->q_scale) mg_ops.scale(q, l->q_scale[e->pos[i]], (int64_t)l->n_head * s->dim);
+        if (l->shared) continue;
         turn_heads(l, k, l->n_kv, &l->k_norm, l->k_wide, cosine, sine);
         const mg_kv *kv = &e->kv[e->seq[i]][l->kv_index];
         for (int h = 0; h < l->n_kv; h++) {

@@ -17,8 +17,11 @@ static void embed_task(void *ctx, int64_t begin, int64_t end, int worker) {
 static void norm_task(void *ctx, int64_t begin, int64_t end, int worker) {
     const op_ctx *c = ctx;
     (void)worker;
-    for (int64_t i = begin; i < end; i++)
-        mg_norm_row(&c->op->norm, row(c->e, c->op->src, i), c->op->n, row(c->e, c->op->dst, i));
+    for (int64_t i = begin; i < end; i++) {
+        float *y = row(c->e, c->op->dst, i);
+        mg_norm_row(&c->op->norm, row(c->e, c->op->src, i), c->op->n, y);
+        if (c->op->scale != 1.0f) mg_ops.scale(y, c->op->scale, c->op->n);
+    }
 }
 
 static void add_task(void *ctx, int64_t begin, int64_t end, int worker) {
@@ -36,7 +39,7 @@ static void glu_task(void *ctx, int64_t begin, int64_t end, int worker) {
     const op_ctx *c = ctx;
     (void)worker;
     for (int64_t i = begin; i < end; i++)
-        mg_ops.glu(c->op->act, row(c->e, c->op->src, i), row(c->e, c->op->src2, i), c->op->n, row(c->e, c->op->dst, i));
+        mg_ops.glu(c->op->act, row(c->e, c->op->src, i), row(c->e, c->op->src2, i) + c->op->at, c->op->n, row(c->e, c->op->dst, i));
 }
 
 /* dst *= sigmoid(norm.w . src), one number per token. */
@@ -61,6 +64,28 @@ static void act_task(void *ctx, int64_t begin, int64_t end, int worker) {
     for (int64_t i = begin; i < end; i++) mg_ops.act(c->op->act, row(c->e, c->op->src, i), c->op->n, row(c->e, c->op->dst, i));
 }
 
+static void scale_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const op_ctx *c = ctx;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) mg_ops.scale(row(c->e, c->op->dst, i), c->op->norm.w[0], c->op->n);
+}
+
+/* Gemma's input of each layer, [layers, n], in dst: (norm(scale * dst) + src) / sqrt(2); `at` floats in all. */
+static void per_layer_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const op_ctx *c = ctx;
+    const int64_t n = c->op->n, all = c->op->at;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        float *x = row(c->e, c->op->dst, i);
+        mg_ops.scale(x, c->op->scale, all);
+        for (int64_t k = 0; k < all; k += n) mg_norm_row(&c->op->norm, x + k, n, x + k);
+        mg_ops.add(x, row(c->e, c->op->src, i), all);
+        mg_ops.scale(x, 0.70710678f, all);
+    }
+}
+
+void mg_op_scale(mg_exec *e, const mg_op *op) { mg_per_token(e, op, scale_task, op->n); }
+void mg_op_per_layer(mg_exec *e, const mg_op *op) { mg_per_token(e, op, per_layer_task, op->at); }
 void mg_op_norm(mg_exec *e, const mg_op *op) { mg_per_token(e, op, norm_task, op->n); }
 void mg_op_add(mg_exec *e, const mg_op *op) { mg_per_token(e, op, add_task, op->n); }
 void mg_op_glu(mg_exec *e, const mg_op *op) { mg_per_token(e, op, glu_task, op->n); }
@@ -69,8 +94,8 @@ void mg_op_gate(mg_exec *e, const mg_op *op) { mg_per_token(e, op, gate_task, op
 
 int mg_op_embed(mg_exec *e, const mg_op *op) {
     const mg_mat *m = &op->mat[0];
-    if (e->store && m->gather && e->rows_at >= 0) {
-        const int status = mg_store_rows(e->store, e->rows_at, (int64_t)mg_row_bytes(m->quant, m->cols), e->n_tokens, e->token);
+    if (e->store && m->gather && m->file_at >= 0) {
+        const int status = mg_store_rows(e->store, m->file_at, (int64_t)mg_row_bytes(m->quant, m->cols), e->n_tokens, e->token);
         if (status != MG_OK) return status;
     }
     mg_per_token(e, op, embed_task, m->cols);
