@@ -27,7 +27,7 @@ if DEBUG:
 EXTENSIONS += [extension(name, f"{name.replace('.', '/')}.pyx") for name in ("moegg.kernels.ops", "moegg.kernels.store", "moegg.engine.structs", "moegg.engine.forward")]
 
 setup(
-    packages=["moegg", "moegg.arch", "moegg.models", "moegg.kernels", "moegg.engine", "moegg.io", "moegg.commands", "moegg.server", "moegg.formats", "moegg.converters"],
+    packages=["moegg", "moegg.arch", "moegg.models", "moegg.kernels", "moegg.engine", "moegg.io", "moegg.commands", "moegg.server", "moegg.hub", "moegg.formats", "moegg.converters"],
     package_dir={"moegg": "moegg", "moegg.formats": "formats", "moegg.converters": "converters"},
     ext_modules=cythonize(EXTENSIONS, build_dir="build/cython", compiler_directives={
         "language_level": 3, "boundscheck": DEBUG, "wraparound": False, "cdivision": True, "initializedcheck": DEBUG,

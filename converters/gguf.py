@@ -23,6 +23,7 @@ VECTOR_LIMIT = 4096                 # elements of a tensor that a config may be 
 class GGUFSource:
     """A GGUF file. Raises NotFound, FormatError, UnsupportedModel, IOFailure; see source.Source for the attributes."""
     kind, default_quant = "gguf", "keep"
+    scratch = 0
 
     def __init__(self, path: Path):
         self.path, self.warnings = path, []

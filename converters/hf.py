@@ -30,6 +30,7 @@ TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_
 class HFSource:
     """A local folder. Raises NotFound, FormatError, UnsupportedModel, IOFailure; see source.Source for the attributes."""
     kind = "safetensors"
+    scratch = 0
 
     def __init__(self, folder: Path):
         self.path, self.warnings, self.paths = folder, [], []

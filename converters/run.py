@@ -25,6 +25,7 @@ from moegg.errors import FormatError, MoeggError, NotFound, UsageError
 from moegg.formats.layout import MAGIC
 from moegg.formats.rawfile import RawFile
 from moegg.formats.writer import ContainerWriter, ExpertSpec, PartSpec, TensorSpec, check_room, check_target, planned_bytes
+from moegg.hub.address import is_address, parse_address
 from moegg.quants import GROUP_ROWS, INTERLEAVED
 
 SMALL = 2.0 ** -12               # rows below may become zero: the smallest f16 scale, 2**-24, times the steps of a k-quant
@@ -42,15 +43,21 @@ class ConvertResult:
     plan: ConvertPlan
 
 
-def open_source(path: str | os.PathLike) -> Source:
-    """A Hugging Face folder or a GGUF file as a Source. Raises NotFound, FormatError, UnsupportedModel, IOFailure."""
+def open_source(path: str | os.PathLike, folder: Path = Path()) -> Source:
+    """A Hugging Face folder, a GGUF file or an address on a hub as a Source; of the last, files are worked on in `folder`.
+
+    Raises NotFound, FormatError, UnsupportedModel, IOFailure.
+    """
     path = Path(path)
+    if is_address(str(path)):
+        from moegg.converters.hub import hub_source  # here: huggingface_hub takes 0.2 s to import
+        return hub_source(parse_address(str(path)), folder)
     if path.is_dir():
         return HFSource(path)
     if not path.exists():
         hint = ""
         if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.parent.exists():
-            hint = f"; moegg downloads nothing yet: fetch it with 'hf download {path} --local-dir {path.name}', then convert {path.name}"
+            hint = f"; if it is a repository on a hub: moegg convert hf:{path}"
         raise NotFound(f"{path}: no such file or folder{hint}", "file-missing")
     if path.suffix == ".safetensors":
         raise UsageError(f"{path}: is one file of a model; expected the folder that holds it, with config.json", "usage")
@@ -79,7 +86,7 @@ def convert(source_path: str | os.PathLike, out_path: str | os.PathLike | None =
     """
     if out_path is not None:
         _check_target(Path(out_path), Path(source_path), force, dry_run, warn)
-    source = open_source(source_path)
+    source = open_source(source_path, Path(out_path).parent if out_path is not None else Path())
     try:
         recipe = find_recipe(quant or source.default_quant)
         out = Path(out_path) if out_path is not None else Path(_default_name(source, recipe.name))
@@ -96,6 +103,7 @@ def convert(source_path: str | os.PathLike, out_path: str | os.PathLike | None =
         if dry_run:
             _tell(check_room, out, total, warn=warn)
         else:
+            check_room(out, total + source.scratch)
             with ContainerWriter(out, force=force, **spec) as writer:
                 lost = _fill(writer, plan, progress or (lambda done, total: None))
                 writer.finish()

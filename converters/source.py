@@ -39,6 +39,7 @@ class Source(Protocol):
     provenance: dict[str, Any]
     warnings: list[str]
     default_quant: str                              # the recipe where none is asked for
+    scratch: int                                    # bytes of disk that reading it takes beside the output
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
         """Rows [start:stop] of a tensor with leading axes flattened: uint8 [n, row_bytes]."""

@@ -1,11 +1,10 @@
 """Container: an open .moegg file, seen through its index. Says where things lie; weights are read by others.
 
 Opening reads the 64 KiB preamble, the index and the tail's table, each with one ranged read, and checks every structural rule
-(validate.py); it costs O(index). verify() reads the whole file once, 4 MiB at a time. No descriptor stays open: `identity` tells
-whether the path still leads to the file that was checked.
+(validate.py); it costs O(index). verify() reads the whole file once, 4 MiB at a time. Bytes come from a Reader (reader.py), which
+is opened for each of these and closed again: `identity` tells whether it still leads to the file that was checked.
 """
 import os
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from blake3 import blake3
 from moegg.errors import BadRequest, IOFailure, NotFound
 from moegg.formats import layout as L
 from moegg.formats.layout import ExpertLayer, PartInfo, Region, Section, TensorInfo
+from moegg.formats.reader import Reader, open_file
 from moegg.formats.validate import Check, read_index, read_preamble, read_tail, root_hash
 
 __all__ = ["Container", "ExpertLayer", "PartInfo", "Region", "Section", "TensorInfo"]
@@ -24,62 +24,26 @@ _CHUNK_BYTES = 4 << 20
 _TAIL_HEAD_BYTES = L.TAIL_HEADER_BYTES + L.MAX_TAIL_SECTIONS * L.SECTION_ROW.itemsize
 
 
-class _File:
-    """Exact positional reads from one descriptor; short reads are continued."""
-
-    def __init__(self, path: Path, fd: int):
-        st = os.fstat(fd)
-        self.path, self._fd, self.size = path, fd, st.st_size
-        self.identity = (st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns)
-
-    def read(self, offset: int, n: int) -> bytes:
-        parts = []
-        while n:
-            try:
-                part = os.pread(self._fd, n, offset)
-            except OSError as e:
-                raise IOFailure(f"{self.path}: read of {n} B at byte {offset} failed: {e.strerror}", "io-read") from e
-            if not part:
-                Check(str(self.path)).fail("R5", f"file ends here, expected {n} B more; it was cut while it was read", offset)
-            parts.append(part)
-            offset, n = offset + len(part), n - len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[_File]:
-    """Refuses anything but a regular file; O_NONBLOCK so that a FIFO does not hang."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError as e:
-        raise NotFound(f"{path}: no such file", "file-missing") from e
-    except OSError as e:
-        raise IOFailure(f"{path}: cannot be opened: {e.strerror}", "io-open") from e
-    try:
-        mode = os.fstat(fd).st_mode
-        if stat.S_ISDIR(mode):
-            Check(str(path)).fail("R1", "not a moegg file: got a folder; convert it first with 'moegg convert'")
-        if not stat.S_ISREG(mode):
-            Check(str(path)).fail("R1", "not a moegg file: got a device, pipe or socket")
-        yield _File(path, fd)
-    finally:
-        os.close(fd)
-
-
 class Container:
     """An immutable view of one checked .moegg file.
 
     sections holds body and tail sections, optional ones of unknown kinds too. tensors are in file order. root is the hash over
-    header and index, content_id the hash that survives a new order of experts, identity (device, inode, size, mtime in ns).
+    header and index, content_id the hash that survives a new order of experts, identity (device, inode, size, mtime in ns), edited:
+    an edit of the tail was cut off before it was finished (edit.py), and the tail is read from its journal.
     """
 
     @classmethod
     def open(cls, path: str | os.PathLike) -> "Container":
         """Open and check. Raises NotFound, IOFailure, or FormatError with the number of the broken rule."""
-        with _opened(Path(path)) as f:
-            return cls(f)
+        return cls(lambda: open_file(Path(path)))
 
-    def __init__(self, f: _File):
+    def __init__(self, opener: Callable[[], Reader]):
+        """A container wherever `opener` finds it. Raises as its reader does, and FormatError."""
+        self._opener = opener
+        with opener() as f:
+            self._open(f)
+
+    def _open(self, f: Reader) -> None:
         where = str(f.path)
         head = f.read(0, min(L.PREAMBLE_BYTES, f.size))
         p = read_preamble(head, f.size, where)
@@ -88,7 +52,7 @@ class Container:
         index = read_index(p, raw, where, root_hash(head, raw))
         tail_offset = p.header.tail_offset
         tail = read_tail(f.read(tail_offset, min(_TAIL_HEAD_BYTES, f.size - tail_offset)), tail_offset, f.size, p.sections, where)
-        self.path, self.file_bytes, self.identity = f.path, f.size, f.identity
+        self.path, self.file_bytes, self.identity, self.edited = f.path, f.size, f.identity, f.edited
         self.arch, self.name, self.config, self.meta = p.arch, p.name, p.config, p.meta
         self.tensors, self.layers = index.tensors, index.layers
         self.index, self.resident, self.gather, self.experts = (p.regions[k] for k in L.REGIONS)
@@ -124,7 +88,7 @@ class Container:
         start = end = self.index.offset + self.index.nbytes
         total = self.file_bytes - start
         with self._reopened() as f:
-            for label, offset, nbytes, want in self._units():
+            for label, offset, nbytes, want in self.units():
                 self._zero(f, end, offset)
                 h, end = blake3(), offset + nbytes
                 for at in range(offset, end, _CHUNK_BYTES):
@@ -135,7 +99,7 @@ class Container:
                     self._compare(label, offset, h.digest(16), want)
             self._zero(f, end, self.file_bytes)
 
-    def _units(self) -> list[tuple[str, int, int, bytes]]:
+    def units(self) -> list[tuple[str, int, int, bytes]]:
         """(label, offset, bytes, checksum) of all that has a checksum, in file order; the tail's table, which has a hash of its
         own that was compared on opening, comes with an empty one."""
         opaque = [s for s in self.sections.values() if s.kind not in L.REGIONS]
@@ -153,13 +117,13 @@ class Container:
             Check(str(self.path)).fail("R28", f"{label}: checksum differs: got {got.hex()}, expected {want.hex()}; the file is "
                                        "damaged, download or convert it again", offset)
 
-    def _zero(self, f: _File, start: int, stop: int) -> None:
+    def _zero(self, f: Reader, start: int, stop: int) -> None:
         """Padding is shorter than an alignment, so it is read at once."""
         Check(str(self.path)).zero(f.read(start, stop - start), "padding", start, "R29")
 
     @contextmanager
-    def _reopened(self) -> Iterator[_File]:
-        with _opened(self.path) as f:
+    def _reopened(self) -> Iterator[Reader]:
+        with self._opener() as f:
             if f.identity != self.identity:
                 raise IOFailure(f"{self.path}: changed or replaced since it was opened; open it again", "file-changed")
             yield f

@@ -26,7 +26,7 @@ from moegg.formats.validate import (
 )
 from moegg.quants import QUANTS
 
-MUTABLE_SECTIONS = frozenset({"chat_template", "generation_config", "model_card"})     # these go into the tail
+MUTABLE_SECTIONS = frozenset({"chat_template", "generation_config", "model_card", "quality"})     # these go into the tail
 _QUANT_ID, _LAYOUT_ID = {q.name: q.id for q in QUANTS.values()}, {v: k for k, v in L.LAYOUTS.items()}
 _ROLE_ID, _KIND_ID = {v: k for k, v in L.ROLES.items()}, {v: k for k, v in L.KINDS.items()}
 Sections = Mapping[str, tuple[str, bytes]]      # name -> (media type, content)
@@ -91,6 +91,18 @@ def _rows(dtype: np.dtype, rows: list[tuple]) -> bytes:
     return np.array(rows, dtype).tobytes()
 
 
+def encode_tail(sections: Sections, tail_offset: int) -> bytes:
+    """The tail that holds these sections in this order, for a place in the file."""
+    rows, body = [], bytearray()
+    head = L.TAIL_HEADER_BYTES + len(sections) * L.SECTION_ROW.itemsize
+    for name, (media, data) in sections.items():
+        body += bytes(-(head + len(body)) % L.TENSOR_ALIGN)
+        rows.append((name.encode(), media.encode(), _KIND_ID["opaque"], 0, 0, tail_offset + head + len(body), len(data), digest16(data)))
+        body += data
+    table = L.TAIL_HEADER.pack(L.TAIL_MAGIC, head + len(body), len(rows), 0, 0, bytes(32)) + _rows(L.SECTION_ROW, rows)
+    return table[:32] + tail_hash(table) + table[64:] + body
+
+
 class Plan:
     """Every offset, decided. encode() gives preamble and index for given checksums; `where` is the name used in messages.
 
@@ -140,7 +152,7 @@ class Plan:
         self._place_tensors("gather", gather, L.GATHER_ALIGN, L.GATHER_ALIGN)
         self._place_experts(experts)
         self.tail_offset = align(self._end, L.SECTION_ALIGN)
-        self.tail = self._encode_tail({name: sections[name] for name in sorted(MUTABLE_SECTIONS & sections.keys())})
+        self.tail = encode_tail({name: sections[name] for name in sorted(MUTABLE_SECTIONS & sections.keys())}, self.tail_offset)
         self.total_bytes = self.tail_offset + len(self.tail)
 
     def _json(self, what: str, obj: Mapping) -> bytes:
@@ -188,17 +200,6 @@ class Plan:
             self.layers.append(ExpertLayer(e.layer, e.n, e.top_k, end, stride, record_bytes, run, slot))
             end += e.n * stride
         self._section("experts", "experts", start, end - start)
-
-    def _encode_tail(self, sections: dict[str, tuple[str, bytes]]) -> bytes:
-        rows, body = [], bytearray()
-        head = L.TAIL_HEADER_BYTES + len(sections) * L.SECTION_ROW.itemsize
-        for name, (media, data) in sections.items():
-            body += bytes(-(head + len(body)) % L.TENSOR_ALIGN)
-            rows.append((name.encode(), media.encode(), _KIND_ID["opaque"], 0, 0, self.tail_offset + head + len(body), len(data),
-                         digest16(data)))
-            body += data
-        table = L.TAIL_HEADER.pack(L.TAIL_MAGIC, head + len(body), len(rows), 0, 0, bytes(32)) + _rows(L.SECTION_ROW, rows)
-        return table[:32] + tail_hash(table) + table[64:] + body
 
     def encode(self, checksums: np.ndarray) -> tuple[bytes, bytes]:
         """(preamble, index). checksums: uint8 [tensors + records, 16]. The preamble is longer than 64 KiB if it does not fit."""

@@ -7,7 +7,7 @@ Format: huggingface/safetensors README, u64 header length, JSON header, buffer; 
 """
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,12 @@ class SafetensorsSet:
             return data.reshape(t.shape) if data.size == count_elements(list(t.shape)) else data
         row = t.shape[-1] * DTYPE_BITS[t.dtype] // 8
         return raw.read(t.offset + start * row, (stop - start) * row).view(view).reshape(stop - start, t.shape[-1])
+
+    def replace_file(self, name: str, make: Callable[[Path], RawFile]) -> RawFile:
+        """Puts another reader in the place of one, for files that are not wholly here. Returns the one before."""
+        before = self._files[name]
+        self._files[name] = make(before.path)
+        return before
 
     def close(self) -> None:
         for raw in self._files.values():

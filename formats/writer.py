@@ -56,6 +56,26 @@ def _no_room(path: Path, nbytes: int, free: int) -> NoRoom:
                   f"'{path.parent}'; free some or choose another folder", "disk-full")
 
 
+def write_all(fd: int, data: Buffer, offset: int) -> None:
+    """pwrite all of it; short writes are continued. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        n = os.pwrite(fd, view[:_PWRITE_BYTES], offset)
+        view, offset = view[n:], offset + n
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename last. Raises OSError, but not where the file system has no such thing, as some of networks."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as e:
+        if e.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(fd)
+
+
 class ContainerWriter:
     """Writes one container; a context manager. Leaving the block without finish() removes the partial file.
 
@@ -179,14 +199,10 @@ class ContainerWriter:
             self._fail(e)
 
     def _write(self, data: Buffer, offset: int) -> None:
-        """pwrite all of it; short writes are continued."""
-        view = memoryview(data)
-        while view:
-            try:
-                n = os.pwrite(self._fd, view[:_PWRITE_BYTES], offset)
-            except OSError as e:
-                self._fail(e, offset)
-            view, offset = view[n:], offset + n
+        try:
+            write_all(self._fd, data, offset)
+        except OSError as e:
+            self._fail(e, offset)
 
     def _remove_stale(self) -> None:
         """Unlink, never truncate, what a crashed run left: it may be a second name of a finished file."""
@@ -223,14 +239,7 @@ class ContainerWriter:
             os.unlink(self.partial)
         else:
             os.replace(self.partial, self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        except OSError as e:
-            if e.errno not in (errno.EINVAL, errno.ENOTSUP):    # some network file systems cannot
-                raise
-        finally:
-            os.close(folder)
+        sync_folder(self.path.parent)
 
     def _fail(self, e: OSError, offset: int | None = None) -> NoReturn:
         """Remove the partial file and raise the error of moegg that `e` is."""

@@ -9,6 +9,9 @@ Commands:
   server       serve a model to other programs over HTTP
   inspect      show what a file holds
   verify       check every checksum of a file
+  pull         fetch a model from a hub into the local store
+  push         put a model into a repository of a hub
+  edit         replace chat template, model card or default sampling of a file
   list         show the models of the local store
   rm           delete models of the local store
   tokenize     show the tokens of a text
@@ -35,7 +38,7 @@ from moegg import __version__, log
 from moegg.commands.options import did_you_mean, parse
 from moegg.errors import ExitStatus, InternalError, IOFailure, MoeggError, UsageError
 
-COMMANDS = ("convert", "export", "run", "server", "inspect", "verify", "list", "rm", "tokenize", "perplexity", "forward", "bench", "doctor")
+COMMANDS = ("convert", "export", "run", "server", "inspect", "verify", "pull", "push", "edit", "list", "rm", "tokenize", "perplexity", "forward", "bench", "doctor")
 QUICK_START = """
 Quick start:
   moegg run demo "Once upon a time"

@@ -58,7 +58,8 @@ def matching(name: str, among: list[Entry]) -> list[Entry]:
     all of the repository USER/REPO."""
     word = name.removesuffix(SUFFIX).lower()
     last = [e for e in among if f"/{e.name}".lower().endswith(f"/{word}")]
-    return [e for e in last if e.name == name.removesuffix(SUFFIX)] or last or [e for e in among if e.name.lower().rpartition("/")[0] == word]
+    exact = [e for e in last if e.name == name.removesuffix(SUFFIX)]
+    return exact or last or [e for e in among if e.name.lower().rpartition("/")[0] == word]
 
 
 def one(name: str, found: list[Entry]) -> Entry:
@@ -66,7 +67,8 @@ def one(name: str, found: list[Entry]) -> Entry:
     if not found:
         raise NotFound(f"{name}: no model of that name in '{models_folder()}'; 'moegg list' shows them", "model-unknown")
     if len(found) > 1:
-        raise UsageError(f"{name}: means {len(found)} models: {', '.join(e.name for e in found[:5])}; give more of the name", "model-ambiguous")
+        names = ", ".join(e.name for e in found[:5])
+        raise UsageError(f"{name}: means {len(found)} models: {names}; give more of the name", "model-ambiguous")
     return found[0]
 
 

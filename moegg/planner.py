@@ -247,6 +247,16 @@ def _too_small(p: MemoryPlan, sizes: FileSizes, wanted: int | None, option: str,
                           "budget-small")
 
 
+def tokens_per_s(p: MemoryPlan, sizes: FileSizes, memory_rate: float, disk_rate: float) -> tuple[float, float]:
+    """(least, most) tokens per second of one answer, by bytes alone: if experts are used evenly and reads and computing take turns, and
+    if every expert is in memory when it is wanted. Real routing lies between: it is uneven. Rates in bytes per second.
+    """
+    active = sum(min(x.top_k, x.n) * x.record_bytes for x in sizes.layers)
+    compute = (p.resident + active) / memory_rate
+    missed = active * (1 - min(1.0, p.cache / sizes.experts)) if sizes.experts else 0
+    return 1 / (compute + missed / disk_rate), 1 / compute
+
+
 def expert_sizes(layers: Sequence) -> tuple[ExpertSizes, ...]:
     """ExpertSizes of objects with n, top_k and record_bytes, such as the container's layers."""
     return tuple(ExpertSizes(x.n, x.top_k, x.record_bytes) for x in layers)

@@ -5,7 +5,7 @@ from moegg import registry
 from moegg.arch import ConfigReader
 from moegg.errors import BudgetTooSmall
 from moegg.kernels.store import store_minimum
-from moegg.planner import DEFAULT_CTX, ExpertSizes, FileSizes, expert_sizes, kv_bytes, kv_positions, plan
+from moegg.planner import DEFAULT_CTX, ExpertSizes, FileSizes, expert_sizes, kv_bytes, kv_positions, plan, tokens_per_s
 from tests import tiny
 from tests.loading import convert_to, open_engine
 
@@ -159,3 +159,15 @@ def test_what_is_planned_is_what_is_allocated(tmp_path, arch, ubatch, ctx):
     assert session.state.nbytes <= engine.plan.kv_state + 4096
     assert engine._executor.nbytes <= 1.25 * (engine.plan.scratch + engine.plan.rope_tables) + MIB
     assert expert_sizes(engine.container.layers) == tuple(ExpertSizes(x.n, x.top_k, x.record_bytes) for x in engine.container.layers)
+
+
+def test_speed_lies_between_even_use_and_a_cache_that_always_hits(model):
+    p = plan(model, SIZES, budget=8 * GIB)
+    least, most = tokens_per_s(p, SIZES, 20e9, 2e9)
+    active = 48 * 8 * 2654208
+    assert most == pytest.approx(20e9 / (p.resident + active)) and least < most
+    assert 1 / least - 1 / most == pytest.approx(active * (1 - p.cache / SIZES.experts) / 2e9)
+    whole = plan(model, SIZES)
+    assert tokens_per_s(whole, SIZES, 20e9, 2e9)[0] == pytest.approx(most)
+    dense = FileSizes(700 * MIB)
+    assert tokens_per_s(plan(model, dense), dense, 20e9, 2e9) == (pytest.approx(20e9 / (700 * MIB)),) * 2

@@ -2,8 +2,9 @@
 
 Usage: moegg convert [options] SOURCE
 
-SOURCE is a folder with config.json and safetensors files, or a GGUF file. Without --out the file
-is written into the current folder and named after SOURCE. Until it is complete its name is
+SOURCE is a folder with config.json and safetensors files, a GGUF file, or
+hf:USER/REPO[/FILE.gguf] on a hub, of which one shard at a time is on the disk. Without --out the
+file is written into the current folder and named after SOURCE. Until it is complete its name is
 FILE.partial; Ctrl-C and SIGTERM remove that.
 
 Options:

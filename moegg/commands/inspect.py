@@ -2,8 +2,9 @@
 
 Usage: moegg inspect [options] MODEL
 
-MODEL is a .moegg file, or 'demo'. Works for files whose architecture this version cannot run, but
-then not with --ram or --ctx, which show how memory would be split.
+MODEL is a .moegg file, 'demo', a name of the local store, or hf:USER/REPO[/FILE], of which only
+header and index are fetched. Works for files whose architecture this version cannot run, but then
+not with --ram or --ctx, which show how memory would be split.
 
 Options:
   --ram=SIZE               memory for everything, such as 8G (default: auto, what is available)
@@ -15,9 +16,12 @@ Options:
   -h, --help               show this text
 """
 import json
+import shutil
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+from moegg import library
 from moegg.arch import ConfigReader
 from moegg.commands.opening import describe, open_container, section_json
 from moegg.commands.start import budget
@@ -25,20 +29,57 @@ from moegg.engine.cpus import default_threads
 from moegg.engine.engine import plan_for
 from moegg.errors import ExitStatus, printable
 from moegg.formats.container import Container
+from moegg.hub.address import is_address
+from moegg.io import profile as profiles
+from moegg.planner import FileSizes, MemoryPlan, expert_sizes, tokens_per_s
 from moegg.units import fmt_bytes, fmt_count
 
 
 def main(args: dict[str, Any]) -> ExitStatus:
-    container = open_container(args["MODEL"])
+    container = open_container(args["MODEL"], here=False)
     provenance = section_json(container, "provenance")
     asked = args["--ram"] is not None or args["--ctx"] is not None
     memory = plan_for(container, describe(container), ctx=args["--ctx"], n_threads=args["--threads"] or default_threads(),
                       ram=budget(args)) if asked else None
+    pace = speed(container, memory) if memory else None
+    here = disk(container)
     if args["--json"]:
-        print(json.dumps(container.summary() | {"provenance": provenance} | ({"plan": memory.to_dict()} if memory else {})))
-    else:
-        print("\n".join(map(printable, report(container, provenance) + (["", "memory", *(f"  {x}" for x in memory.lines())] if memory else []))))
+        print(json.dumps(container.summary() | {"provenance": provenance} | ({"plan": memory.to_dict(), "speed": pace} if memory else {})
+                         | ({"disk": here} if here else {})))
+        return ExitStatus.OK
+    lines = report(container, provenance)
+    if memory:
+        lines += ["", "memory", *(f"  {x}" for x in memory.lines()), "", "speed",
+                  f"  about {pace['least']:.1f} tok/s if experts are used evenly, {pace['most']:.1f} if all that is wanted is in memory"
+                  if pace else "  unknown: 'moegg doctor MODEL', with any model on that disk, measures this machine"]
+    if here:
+        lines += ["", "disk", f"  {fmt_bytes(here['needed'])} to fetch, {fmt_bytes(here['free'])} free in '{here['folder']}'"
+                  + ("" if here["needed"] <= here["free"] else ": not enough")]
+    print("\n".join(map(printable, lines)))
     return ExitStatus.OK
+
+
+def disk(c: Container) -> dict[str, Any] | None:
+    """What pulling a model that is on a hub needs, and what there is; None for one that is here. Sizes in bytes."""
+    if not is_address(str(c.path)):
+        return None
+    folder = library.models_folder()
+    return {"needed": c.file_bytes, "free": shutil.disk_usage(_existing(folder)).free, "folder": str(folder)}
+
+
+def speed(c: Container, memory: MemoryPlan) -> dict[str, float] | None:
+    """Tokens per second that the stored machine profile lets expect; None if it was not measured."""
+    profile = profiles.load(_existing(library.models_folder()) if is_address(str(c.path)) else c.path)
+    if profile is None or not profile.memory_rate or not profile.readings:
+        return None
+    sizes = FileSizes(c.resident.nbytes, c.gather.nbytes, expert_sizes(c.layers))
+    least, most = tokens_per_s(memory, sizes, profile.memory_rate, max(r.rate for r in profile.readings))
+    return {"least": least, "most": most}
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder above that exists: it is on the disk that the path would be on."""
+    return next(p for p in (path, *path.parents) if p.exists())
 
 
 def report(c: Container, provenance: dict[str, Any]) -> list[str]:

@@ -2,9 +2,9 @@
 
 Usage: moegg list [options]
 
-The store is the folder 'models' in MOEGG_HOME, by default in ~/.local/share/moegg. A .moegg file
-that you move or link into it can be named wherever a command takes MODEL: by NAME, or as much of
-its end as is unique.
+The store is the folder 'models' in MOEGG_HOME, by default in ~/.local/share/moegg. What 'moegg
+pull' fetches, and any .moegg file that you move or link into it, can be named wherever a command
+takes MODEL: by NAME, or as much of its end as is unique.
 
 Options:
   --json                   print one JSON object
@@ -27,7 +27,7 @@ def main(args: dict[str, Any]) -> ExitStatus:
         print(json.dumps({"folder": str(library.models_folder()), "models": rows}))
         return ExitStatus.OK
     if not rows:
-        log.info(f"no models in '{library.models_folder()}'; move .moegg files there")
+        log.info(f"no models in '{library.models_folder()}'; 'moegg pull USER/REPO' fetches one")
         return ExitStatus.OK
     table = [("NAME", "SIZE", "ARCHITECTURE", "QUANT")]
     table += [(r["name"], fmt_bytes(r["bytes"]), r["arch"] or r["state"], r["quant"] or "") for r in rows]
@@ -40,7 +40,8 @@ def main(args: dict[str, Any]) -> ExitStatus:
 def row(entry: library.Entry) -> dict[str, Any]:
     """One model in plain JSON types; state is 'ok', 'incomplete' or what is wrong with the file."""
     stat = entry.path.stat() if entry.path.exists() else None
-    out = {"name": entry.name, "path": str(entry.path), "bytes": stat.st_size if stat else 0, "state": "ok", "arch": None, "quant": None}
+    out = {"name": entry.name, "path": str(entry.path), "bytes": stat.st_size if stat else 0, "state": "ok", "arch": None,
+           "quant": None}
     if entry.partial:
         # As many bytes as it takes on the disk: the file has its full length from the start.
         return out | {"state": "incomplete", "bytes": stat.st_blocks * 512 if stat else 0}

@@ -1,5 +1,5 @@
-"""From the MODEL argument (a path, 'demo', a name of the local store) to an open container, its description and its tokenizer;
-text files that a user names.
+"""From the MODEL argument (a path, 'demo', a name of the local store, an address on a hub) to an open container, its description
+and its tokenizer; text files that a user names.
 
 Opens no weights.
 """
@@ -15,8 +15,10 @@ from typing import Any
 from moegg import library, log, registry
 from moegg.arch import ConfigReader, Model
 from moegg.commands.options import nearest
+from moegg.commands.progress import bar
 from moegg.errors import BadRequest, FormatError, IOFailure, NotFound
 from moegg.formats.container import Container
+from moegg.hub.address import Address, is_address, parse_address
 from moegg.tokenizer import Tokenizer, eos_ids_of
 from moegg.units import fmt_bytes
 
@@ -26,14 +28,47 @@ PIPE_WAIT_S = 5.0
 
 def find_model(model: Path) -> Path:
     """The file that MODEL means: 'demo' is the one inside the package, ./demo a file of that name; a path that exists goes before
-    a name of the local store. Raises UsageError for a name that several models have."""
+    a name of the local store. What is on a hub is fetched. Raises UsageError for a name that several models have."""
     if str(model) == "demo":
         return Path(str(files("moegg") / "data" / "demo.moegg"))
+    if is_address(str(model)):
+        address = parse_address(str(model))
+        return stored(address) or fetch(address)
     return model if os.path.lexists(model) else library.find(str(model)) or model
 
 
-def open_container(model: Path) -> Container:
-    """The container of a MODEL argument. Raises NotFound with the nearest name, UsageError, FormatError, IOFailure."""
+def stored(address: Address) -> Path | None:
+    """The file of the local store that an address means, if it has been pulled."""
+    if address.file:
+        path = address.local(library.models_folder())
+        return path if path.exists() else None
+    folder = address.local(library.models_folder())
+    found = [e for e in library.entries() if folder in e.path.parents and not e.partial]
+    return library.one(str(address), found).path if found else None
+
+
+def fetch(address: Address, out: Path | None = None) -> Path:
+    """Pulls a model into the local store, or to `out`. Raises NotFound, IOFailure, NoRoom, UsageError, FormatError."""
+    from moegg.hub import pull, remote  # here: huggingface_hub takes 0.2 s to import
+    address = remote.choose_file(address)
+    target = out or address.local(library.models_folder())
+    with bar("pull") as progress:
+        done = pull.pull(address, target, progress)
+    log.info(pull.describe(done))
+    return target
+
+
+def open_container(model: Path, here: bool = True) -> Container:
+    """The container of a MODEL argument. here False: one on a hub is only looked at, by ranged reads of header and index.
+
+    Raises NotFound with the nearest name, UsageError, FormatError, IOFailure, NoRoom.
+    """
+    if not here and is_address(str(model)):
+        address = parse_address(str(model))
+        if (found := stored(address)) is not None:
+            return Container.open(found)
+        from moegg.hub import pull, remote  # here: huggingface_hub takes 0.2 s to import
+        return pull.open_remote(remote.choose_file(address))[0]
     path = find_model(model)
     try:
         return Container.open(path)
@@ -47,9 +82,10 @@ def open_container(model: Path) -> Container:
 
 
 def _meant(model: Path) -> str:
-    """'; did you mean ...' for a model that does not exist: the demo, one of the store, or a .moegg file beside it with such a name."""
+    """'; did you mean ...' for a model that does not exist: the demo, one of the store, or a .moegg file beside it."""
     beside = {p.stem: p.name for p in sorted(model.parent.glob("*.moegg"))}
-    names = list(beside) + (["demo", *(e.short for e in library.entries() if not e.partial)] if model == Path(model.name) else [])
+    known = ["demo", *(e.short for e in library.entries() if not e.partial)]
+    names = list(beside) + (known if model == Path(model.name) else [])
     word = nearest(model.name.removesuffix(".moegg"), names)
     if word is None:
         return ""

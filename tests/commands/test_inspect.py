@@ -29,12 +29,12 @@ def test_meta_of_any_type_is_shown_or_a_named_error_never_exit_code_70(key, valu
 def test_text_in_a_file_cannot_drive_the_terminal_or_forge_a_line(monkeypatch, capsys):
     container = with_meta({"quant": {"name": "\x1b]0;pwned\x07"}})
     provenance = {"a\x1b[31m": "x\nmoegg: fake", "b\x9b": "\u202e"}
-    monkeypatch.setattr(inspect, "open_container", lambda model: container)
+    monkeypatch.setattr(inspect, "open_container", lambda model, here: container)
     monkeypatch.setattr(inspect, "section_json", lambda container, name: provenance)
-    inspect.main({"MODEL": "demo", "--json": False})
+    inspect.main({"MODEL": "demo", "--json": False, "--ram": None, "--ctx": None})
     out = capsys.readouterr().out
     assert r"\x1b]0;pwned\x07" in out and r"  a\x1b[31m: x\nmoegg: fake" in out
     assert all(ch == "\n" or ch.isprintable() for ch in out)
-    inspect.main({"MODEL": "demo", "--json": True})
+    inspect.main({"MODEL": "demo", "--json": True, "--ram": None, "--ctx": None})
     out = capsys.readouterr().out
     assert out.isascii() and out.count("\n") == 1 and json.loads(out)["provenance"] == provenance

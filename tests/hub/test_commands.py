@@ -1,0 +1,80 @@
+"""moegg pull, hf: as MODEL, and inspect of what is not here, as a person types them."""
+import json
+import re
+
+import pytest
+
+
+@pytest.fixture
+def there(hub, qwen3_moe_file):
+    hub.repos["ann/tiny"] = {"tiny-f32.moegg": qwen3_moe_file.read_bytes(), "README.md": b"# Tiny"}
+    return hub
+
+
+def test_pull_list_run_rm(call, there, tmp_path):
+    code, out, err = call("pull", "ann/tiny")
+    path = tmp_path / "home" / "models" / "ann" / "tiny" / "tiny-f32.moegg"
+    assert code == 0 and out == f"{path}\n" and re.search(r"every checksum right, \S+ MiB fetched", err)
+    assert "ann/tiny/tiny-f32" in call("list")[1]
+    n = len(there.log)
+    for model in ("tiny-f32", "ann/tiny", "hf:ann/tiny", "hf:ann/tiny/tiny-f32.moegg"):
+        assert call("tokenize", model, "Hi")[0] == 0
+    assert len(there.log) == n, "what is here is not asked for"
+    assert call("rm", "tiny-f32", "-y")[0] == 0 and not path.exists()
+
+
+def test_a_model_on_a_hub_is_fetched_by_the_command_that_needs_it(call, there, tmp_path):
+    code, out, err = call("run", "hf:ann/tiny", "Hi", "--max-tokens", "2", "--temp", "0")
+    assert code == 0 and "fetched" in err and (tmp_path / "home/models/ann/tiny/tiny-f32.moegg").exists()
+
+
+def test_inspect_of_a_model_on_a_hub_reads_little_and_writes_nothing(call, there, tmp_path, qwen3_moe_file):
+    from moegg.hub import remote
+    code, out, err = call("inspect", "hf:ann/tiny/tiny-f32.moegg")
+    assert code == 0 and out.startswith("hf:ann/tiny/tiny-f32.moegg: ") and "4 layers of 8 expert records" in out
+    assert sum(b - a + 1 for a, b in there.fetched()) < 2 * remote.HEAD_BYTES and not (tmp_path / "home").exists()
+    there.repos["ann/tiny"]["other.moegg"] = b""
+    info = json.loads(call("inspect", "hf:ann/tiny/tiny-f32.moegg", "--json")[1])
+    here = json.loads(call("inspect", qwen3_moe_file, "--json")[1])
+    assert {k: v for k, v in info.items() if k not in ("path", "disk")} == {k: v for k, v in here.items() if k != "path"}
+    assert info["provenance"]["recipe"]["name"] == "f32"
+
+
+def test_out_puts_it_elsewhere(call, there, tmp_path):
+    assert call("pull", "hf:ann/tiny/tiny-f32.moegg", "-o", tmp_path / "x.moegg")[:2] == (0, f"{tmp_path / 'x.moegg'}\n")
+    assert call("verify", tmp_path / "x.moegg")[0] == 0 and not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("argv, code, slug", [
+    (["pull", "tiny"], 2, "hub-address"), (["pull", "ann/none"], 3, "hub-missing"), (["run", "hf:ann/none", "x"], 3, "hub-missing"),
+    (["inspect", "hf:ann/tiny/README.md"], 3, "format-magic"), (["pull", "ann/tiny:../x"], 2, "hub-address")])
+def test_what_is_wrong_with_an_address_is_one_line(call, there, argv, code, slug):
+    got, out, err = call(*argv)
+    assert (got, out) == (code, "") and err.count("\n") == 1 and err.endswith(f"[{slug}]\n")
+
+
+def test_offline_finds_what_is_here_and_names_what_is_not(call, there, monkeypatch):
+    assert call("pull", "ann/tiny")[0] == 0
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert call("tokenize", "hf:ann/tiny", "x")[0] == 0
+    code, _, err = call("tokenize", "hf:ann/other", "x")
+    assert code == 6 and "offline" in err and err.endswith("[hub-offline]\n")
+
+
+def test_inspect_says_whether_it_runs_here_how_fast_and_how_much_disk_it_takes(call, there, tmp_path, monkeypatch):
+    import shutil
+
+    from moegg.io import profile as profiles
+    reading = profiles.Reading("direct", "", 1 << 20, 4, 2e9, 0.1)
+    monkeypatch.setattr(profiles, "load", lambda path: profiles.Profile("x", 2, (reading,), 20e9))
+    code, out, _ = call("inspect", "hf:ann/tiny", "--ram", "2G")
+    assert code == 0 and "KV state" in out and re.search(r"about [\d.]+ tok/s if experts are used evenly, [\d.]+ if all", out)
+    assert re.search(r"MiB to fetch, \S+ \w+ free in '.*home/models'\n", out)
+    info = json.loads(call("inspect", "hf:ann/tiny", "--ctx", "256", "--json")[1])
+    assert info["plan"]["ctx"] == 256 and 0 < info["speed"]["least"] <= info["speed"]["most"] and info["disk"]["needed"] == info["file_bytes"]
+    monkeypatch.setattr(profiles, "load", lambda path: None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda p: shutil._ntuple_diskusage(10, 5, 5))
+    code, out, _ = call("inspect", "hf:ann/tiny", "--ram", "2G")
+    assert code == 0 and "unknown: 'moegg doctor MODEL'" in out and ": not enough\n" in out
+    code, out, err = call("inspect", "hf:ann/tiny", "--ram", "1M")
+    assert code == 5 and "smallest workable budget" in err
