@@ -28,8 +28,8 @@ class Container:
     """An immutable view of one checked .moegg file.
 
     sections holds body and tail sections, optional ones of unknown kinds too. tensors are in file order. root is the hash over
-    header and index, content_id the hash that survives a new order of experts, identity (device, inode, size, mtime in ns), edited:
-    an edit of the tail was cut off before it was finished (edit.py), and the tail is read from its journal.
+    header and index, content_id the hash that survives a new order of experts, identity (device, inode, size, mtime in ns). edited,
+    parts: as a Reader's; of a file in parts `path` and `identity` are those of the first.
     """
 
     @classmethod
@@ -52,7 +52,7 @@ class Container:
         index = read_index(p, raw, where, root_hash(head, raw))
         tail_offset = p.header.tail_offset
         tail = read_tail(f.read(tail_offset, min(_TAIL_HEAD_BYTES, f.size - tail_offset)), tail_offset, f.size, p.sections, where)
-        self.path, self.file_bytes, self.identity, self.edited = f.path, f.size, f.identity, f.edited
+        self.path, self.file_bytes, self.identity, self.parts, self.edited = f.path, f.size, f.identity, f.parts, f.edited
         self.arch, self.name, self.config, self.meta = p.arch, p.name, p.config, p.meta
         self.tensors, self.layers = index.tensors, index.layers
         self.index, self.resident, self.gather, self.experts = (p.regions[k] for k in L.REGIONS)
@@ -124,7 +124,7 @@ class Container:
     @contextmanager
     def _reopened(self) -> Iterator[Reader]:
         with self._opener() as f:
-            if f.identity != self.identity:
+            if (f.identity, f.parts) != (self.identity, self.parts):
                 raise IOFailure(f"{self.path}: changed or replaced since it was opened; open it again", "file-changed")
             yield f
 

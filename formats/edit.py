@@ -32,6 +32,8 @@ def edit_tail(path: str | os.PathLike, changes: Mapping[str, bytes | None]) -> C
     if wrong := sorted(changes.keys() - MEDIA.keys()):
         raise UsageError(f"{path}: section '{wrong[0]}': cannot be edited, expected one of {', '.join(sorted(MEDIA))}",
                          "edit-section")
+    if Container.open(path).parts:
+        raise UsageError(f"{path}: lies here in parts; join them with cat, edit the whole, and split it again", "edit-parts")
     real = Path(os.path.realpath(path))
     with _locked(real) as fd:
         if (found := read_journal(real)) is not None:

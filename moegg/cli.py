@@ -12,6 +12,7 @@ Commands:
   pull         fetch a model from a hub into the local store
   push         put a model into a repository of a hub
   edit         replace chat template, model card or default sampling of a file
+  split        cut a file into parts that are opened in place
   list         show the models of the local store
   rm           delete models of the local store
   tokenize     show the tokens of a text
@@ -38,7 +39,7 @@ from moegg import __version__, log
 from moegg.commands.options import did_you_mean, parse
 from moegg.errors import ExitStatus, InternalError, IOFailure, MoeggError, UsageError
 
-COMMANDS = ("convert", "export", "run", "server", "inspect", "verify", "pull", "push", "edit", "list", "rm", "tokenize", "perplexity", "forward", "bench", "doctor")
+COMMANDS = ("convert", "export", "run", "server", "inspect", "verify", "pull", "push", "edit", "split", "list", "rm", "tokenize", "perplexity", "forward", "bench", "doctor")
 QUICK_START = """
 Quick start:
   moegg run demo "Once upon a time"

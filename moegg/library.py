@@ -1,15 +1,17 @@
-"""The local store of models: one folder, plain files, and how the name of a model becomes a path.
+"""The local store of models: one folder, plain files (whole or in parts), and how the name of a model becomes a path.
 
 MOEGG_HOME, else $XDG_DATA_HOME/moegg, else ~/.local/share/moegg; in it models/USER/REPO/FILE.moegg as pulled, and whatever .moegg
 files people put below models/. The tree is the only state: there is no index that could disagree. Knows names, opens no file.
 """
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from moegg.errors import IOFailure, NotFound, UsageError
 
 SUFFIX, PARTIAL = ".moegg", ".moegg.partial"
+_FIRST = re.compile(r"(.+)\.moegg(\.00001-of-(\d{5}))")         # of a split file: formats/split.py
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,15 @@ class Entry:
     name: str
     path: Path
     partial: bool = False
+
+    @property
+    def files(self) -> list[Path]:
+        """All files of the model: one, or the parts that are there."""
+        split = _FIRST.fullmatch(self.path.name)
+        if split is None:
+            return [self.path]
+        parts = (self.path.with_name(f"{split[1]}{SUFFIX}.{i:05d}-of-{split[3]}") for i in range(1, int(split[3]) + 1))
+        return [p for p in parts if os.path.lexists(p)]
 
     @property
     def short(self) -> str:
@@ -47,6 +58,8 @@ def entries() -> list[Entry]:
     for folder, _, files in os.walk(root, onerror=refuse):
         for name in files:
             path = Path(folder, name)
+            if split := _FIRST.fullmatch(name):
+                out.append(Entry(path.with_name(split[1]).relative_to(root).as_posix(), path))
             for suffix in (SUFFIX, PARTIAL):
                 if name.endswith(suffix) and len(name) > len(suffix):
                     out.append(Entry(path.relative_to(root).as_posix().removesuffix(suffix), path, suffix == PARTIAL))
@@ -82,10 +95,11 @@ def find(name: str) -> Path | None:
 
 def remove(entry: Entry) -> None:
     """Deletes a model of the store and the folders that it leaves empty. Raises IOFailure."""
-    try:
-        entry.path.unlink(missing_ok=True)
-    except OSError as e:
-        raise IOFailure(f"{entry.path}: cannot be removed: {e.strerror}", "io-write") from e
+    for path in entry.files:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as e:
+            raise IOFailure(f"{path}: cannot be removed: {e.strerror}", "io-write") from e
     for folder in entry.path.parents:
         if folder == models_folder():
             break

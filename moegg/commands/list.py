@@ -39,12 +39,12 @@ def main(args: dict[str, Any]) -> ExitStatus:
 
 def row(entry: library.Entry) -> dict[str, Any]:
     """One model in plain JSON types; state is 'ok', 'incomplete' or what is wrong with the file."""
-    stat = entry.path.stat() if entry.path.exists() else None
-    out = {"name": entry.name, "path": str(entry.path), "bytes": stat.st_size if stat else 0, "state": "ok", "arch": None,
+    stats = [p.stat() for p in entry.files if p.exists()]
+    out = {"name": entry.name, "path": str(entry.path), "bytes": sum(s.st_size for s in stats), "state": "ok", "arch": None,
            "quant": None}
     if entry.partial:
         # As many bytes as it takes on the disk: the file has its full length from the start.
-        return out | {"state": "incomplete", "bytes": stat.st_blocks * 512 if stat else 0}
+        return out | {"state": "incomplete", "bytes": sum(s.st_blocks * 512 for s in stats)}
     try:
         c = Container.open(entry.path)
     except MoeggError as e:

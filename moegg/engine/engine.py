@@ -60,8 +60,8 @@ class Engine:
         self.program = lower(model, lookahead > 0)
         experts = find_experts(container, self.program)
         find_weights(container, model, 0, 0)                 # refuse a wrong file before anything is read
-        self.store = ExpertStore(container.path, container.identity, container.layers, self.plan.cache, self.residency, usage=usage,
-                                 keep=keep, max_rows=self.ubatch,
+        self.store = ExpertStore(container.path, container.identity, container.layers, self.plan.cache, self.residency,
+                                 parts=container.parts, usage=usage, keep=keep, max_rows=self.ubatch,
                                  settings=known.settings(self.residency.mode) if known else Settings())
         region = container.resident
         resident = self.store.resident(region.offset, region.nbytes, progress) - region.offset

@@ -12,7 +12,8 @@ from moegg.units import fmt_bytes, fmt_count
 MARK = "<!-- written by moegg push -->"
 
 
-def write_card(c: Container, repo: str, file: str, provenance: dict[str, Any], quality: dict[str, Any], before: str | None) -> str | None:
+def write_card(c: Container, repo: str, file: str, provenance: dict[str, Any], quality: dict[str, Any],
+               before: str | None) -> str | None:
     """The card with a section for `file`. before: the card that is there. None if that is not ours."""
     if before is not None and MARK not in before:
         return None
@@ -24,7 +25,7 @@ def write_card(c: Container, repo: str, file: str, provenance: dict[str, Any], q
     if isinstance(licence, str) and re.fullmatch(r"[\w.+-]+", licence):
         front.append(f"license: {licence}")
     intro = [*front, "---", MARK, "", f"# {_plain(c.name)} for moegg", "",
-             "Files for [moegg](https://pypi.org/project/moegg/), which runs Mixture-of-Experts models larger than memory on a CPU.", "",
+             "Files for moegg, which runs Mixture-of-Experts models larger than memory on a CPU.", "",
              "```sh", f"moegg inspect hf:{repo}/{file} --ram 8G", f"moegg run hf:{repo}/{file}", "```", ""]
     others = [s for s in re.split(r"(?m)^(?=## )", before or "")[1:] if s.split("\n", 1)[0] != f"## {file}"]
     return "\n".join(intro) + "\n" + "".join(sorted([*others, _section(c, file, source, quality)]))
@@ -42,7 +43,7 @@ def _section(c: Container, file: str, source: dict[str, Any], quality: dict[str,
         rows.append(("experts", "; ".join(f"{n} per layer, {k} per token, {fmt_bytes(b)} each" for n, k, b in kinds)))
     rows += [("recipe", f"{recipe.get('name')} v{recipe.get('version')}"), ("made by", meta.get("creator"))]
     rows += [("source", " ".join(str(source[k]) for k in ("repo", "revision") if source.get(k)) or source.get("kind"))]
-    rows += [(name, value) for name, value in _quality(quality)]
+    rows += _quality(quality)
     rows += [("root", f"`{c.root.hex()}`"), ("content id", f"`{c.content_id.hex()}`")]
     table = [f"| {name} | {value if name in ('root', 'content id') else _plain(str(value))} |" for name, value in rows]
     return "\n".join([f"## {file}", "", "| | |", "|---|---|", *table, "", ""])
@@ -54,10 +55,12 @@ def _quality(q: dict[str, Any]) -> list[tuple[str, str]]:
         return format(d[key], form) if isinstance(d.get(key), int | float) else "?"
     if not q:
         return []
-    rows = [("perplexity", f"{number(q, 'perplexity', '.4f')} +- {number(q, 'perplexity_error', '.4f')} ({number(q, 'tokens', 'd')} tokens)")]
+    rows = [("perplexity", f"{number(q, 'perplexity', '.4f')} +- {number(q, 'perplexity_error', '.4f')} "
+                           f"({number(q, 'tokens', 'd')} tokens)")]
     if r := _dict(q.get("divergence")):
-        rows.append(("beside its reference", f"perplexity {number(r, 'perplexity', '.4f')}; KL divergence mean {number(r, 'kl_mean', '.5f')}, "
-                     f"median {number(r, 'kl_median', '.5f')}, 99 % {number(r, 'kl_p99', '.4f')}; same first choice {number(r, 'top1', '.2%')}"))
+        kl = ", ".join(f"{name} {number(r, key, '.5f')}" for name, key in (("mean", "kl_mean"), ("median", "kl_median"), ("99 %", "kl_p99")))
+        rows.append(("beside its reference", f"perplexity {number(r, 'perplexity', '.4f')}; KL divergence {kl}; same first choice "
+                                             f"{number(r, 'top1', '.2%')}"))
     return rows
 
 

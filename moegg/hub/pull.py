@@ -84,9 +84,10 @@ def pull(address: Address, target: Path, progress: Progress | None = None) -> Pu
 
 def _opened(path: Path) -> Container | None:
     try:
-        return Container.open(path)
+        c = Container.open(path)
     except (FormatError, NotFound):
         return None
+    return None if c.parts else c               # parts of this name stay beside it
 
 
 def _take_tail(target: Path, old: Container, new: Container) -> None:

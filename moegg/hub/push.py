@@ -33,6 +33,8 @@ def push(container: Container, address: Address, private: bool = False) -> Pushe
     if container.file_bytes > MOST_BYTES:
         raise UsageError(f"{container.path}: is {fmt_bytes(container.file_bytes)}, but a hub takes {fmt_bytes(MOST_BYTES)} per file",
                          "hub-large")
+    if container.parts:
+        raise UsageError(f"{container.path}: is a part; join them with cat and push the whole", "hub-parts")
     if container.edited:
         raise UsageError(f"{container.path}: an edit was cut off and its tail is not yet in the file; finish it with 'moegg edit'",
                          "hub-edited")
@@ -45,7 +47,8 @@ def push(container: Container, address: Address, private: bool = False) -> Pushe
     if card is not None:
         work.append(CommitOperationAdd(path_in_repo=CARD, path_or_fileobj=card.encode()))
     with named_errors(address):
-        done = api.create_commit(address.repo, work, commit_message=f"Add {address.file} (moegg {__version__})", revision=address.revision)
+        done = api.create_commit(address.repo, work, commit_message=f"Add {address.file} (moegg {__version__})",
+                                 revision=address.revision)
     return Pushed(str(done.commit_url), card is not None)
 
 

@@ -28,7 +28,8 @@ TIMEOUT_S = 30.0
 def endpoint() -> str:
     """Where the hub is. Raises IOFailure in offline mode."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE") or constants.HF_HUB_OFFLINE:
-        raise IOFailure("hub: offline mode is on (HF_HUB_OFFLINE), expected a model that is here: 'moegg list' shows them", "hub-offline")
+        raise IOFailure("hub: offline mode is on (HF_HUB_OFFLINE), expected a model that is here: 'moegg list' shows them",
+                        "hub-offline")
     return (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
 
 
@@ -107,7 +108,7 @@ class RemoteFile:
 
     Raises NotFound, IOFailure, UsageError, here and while reading. Several threads may read.
     """
-    edited = False
+    edited, parts = False, ()
 
     def __init__(self, address: Address):
         self.address, self.path = address, Path(str(address))
@@ -159,7 +160,8 @@ class RemoteFile:
                         raise
                 tries += 1
                 if tries >= TRIES:
-                    raise IOFailure(f"{self.path}: {tries} attempts at byte {offset + done} failed: {_text(e)}", "hub-network") from e
+                    what = f"{tries} attempts at byte {offset + done} failed: {_text(e)}"
+                    raise IOFailure(f"{self.path}: {what}", "hub-network") from e
                 log.detail(f"{self.path}: byte {offset + done}: {e}; trying again")
                 time.sleep(PAUSE_S * 2 ** (tries - 1))
 

@@ -21,22 +21,24 @@ LOAD_STEP = 64 << 20            # resident weights between two looks at cancel a
 class ExpertStore(Store):
     """Store of a container. layers: the container's (layer, n, top_k, base, stride, record_bytes, slot); budget: bytes of experts.
 
+    parts: (path, identity) of each, if the file lies on the disk in several.
     usage: the history that seeds the cache and gets this run's uses, or None. keep: records per layer that stay for good.
     Raises BudgetTooSmall, IOFailure.
     """
 
     def __new__(cls, path: str | os.PathLike, identity: Sequence[int], layers: Sequence, budget: int, residency: Residency, *,
-                settings: Settings | None = None, usage: UsageFile | None = None, keep: int = 0, max_rows: int = 1,
-                hook: int = 0):
+                parts: Sequence = (), settings: Settings | None = None, usage: UsageFile | None = None, keep: int = 0,
+                max_rows: int = 1, hook: int = 0):
         settings = settings or Settings()
         rows = [(x.n, x.top_k, x.base, x.stride, x.record_bytes, x.slot) for x in layers]
         copy = settings.fill == COPY or not residency.exact      # reads make larger folios than advice: cheaper to map
-        return super().__new__(cls, path, identity, rows, [x.layer for x in layers], budget, direct=residency.direct,
+        return super().__new__(cls, path, identity, rows, [x.layer for x in layers], budget, parts=parts, direct=residency.direct,
                                exact=residency.exact, fresh=residency.exact, copy=copy, n_threads=settings.n_threads, min_part=settings.min_part,
                                half_life=HALF_LIFE_TOKENS, max_rows=max_rows, hook=hook)
 
-    def __init__(self, path, identity, layers, budget, residency, *, settings=None, usage=None, keep=0, max_rows=1, hook=0):
-        self.residency, self.size, self._usage, self._saved = residency, identity[2], usage, np.zeros(self.count)
+    def __init__(self, path, identity, layers, budget, residency, *, parts=(), settings=None, usage=None, keep=0, max_rows=1, hook=0):
+        self.residency, self._usage, self._saved = residency, usage, np.zeros(self.count)
+        self.size = sum(one[2] for _, one in parts) or identity[2]
         self._saved_tokens = 0
         self.n_threads, self.kept = (settings or Settings()).n_threads, 0
         if self.count and (usage or keep):

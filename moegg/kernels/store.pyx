@@ -33,16 +33,19 @@ cdef class Store:
     """The expert store (csrc/store.h) of one file; moegg/io/store.py makes and explains it. One thread calls, any may cancel.
 
     layers: (n, top_k, base, stride, record_bytes, slot int32 [n]) for each layer that has experts, `numbers` their layer numbers.
+    parts: (path, identity) of each part of a file that lies on the disk in several, else empty.
     hook: address of an mg_read_hook, for tests. Raises BudgetTooSmall, IOFailure.
     """
 
-    def __cinit__(self, path, identity, layers, numbers, budget, *, max_budget=0, direct=False, exact=False, fresh=False, copy=False,
+    def __cinit__(self, path, identity, layers, numbers, budget, *, parts=(), max_budget=0, direct=False, exact=False, fresh=False, copy=False,
                   n_threads=4, max_rows=1, min_part=256 << 10, max_part=4 << 20, half_life=256.0, hook=0):
         cdef mg_store_config c
         cdef mg_io_error error
         cdef const int32_t[::1] slot
         self.path, self.numbers = str(path), list(numbers)
-        name = os.fsencode(path)
+        files = list(parts) or [(path, identity)]
+        names = [os.fsencode(name) for name, _ in files]
+        cdef int64_t[::1] identities = np.array([x for _, one in files for x in one], np.int64)
         keep = [np.ascontiguousarray(layer[5], np.int32) for layer in layers]
         cdef mg_store_layer *l = <mg_store_layer *>malloc((len(layers) + 1) * sizeof(mg_store_layer))
         if l == NULL:
@@ -52,9 +55,13 @@ cdef class Store:
             slot = keep[i]
             l[i].n, l[i].top_k, l[i].base, l[i].stride, l[i].record_bytes, l[i].slot = n, top_k, base, stride, nbytes, &slot[0]
             self.count += <int64_t>n
-        c.file.path = name
-        for i in range(4):
-            c.file.identity[i] = identity[i]
+        cdef const char **paths = <const char **>malloc(len(names) * sizeof(char *))
+        if paths == NULL:
+            free(l)
+            raise MemoryError
+        for i, name in enumerate(names):
+            paths[i] = name
+        c.file.n_parts, c.file.paths, c.file.identity = <int32_t>len(names), paths, &identities[0]
         c.file.direct, c.file.exact, c.file.fresh, c.copy, c.max_rows = direct, exact, fresh, copy, max_rows
         c.file.hook, c.file.hook_ctx = <mg_read_hook><uintptr_t>hook, NULL
         c.n_layers, c.layers = <int32_t>len(layers), l
@@ -63,6 +70,7 @@ cdef class Store:
         with nogil:
             self.ptr = S.open(&c, &error)
         free(l)
+        free(paths)
         if self.ptr != NULL:
             return
         if error.kind != MG_IO_ERRNO:

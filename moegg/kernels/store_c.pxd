@@ -19,8 +19,9 @@ cdef extern from "store.h" nogil:
         int64_t offset, nbytes
     ctypedef int64_t (*mg_read_hook)(void *ctx, int fd, void *buf, int64_t nbytes, int64_t offset)
     ctypedef struct mg_file_config:
-        const char *path
-        int64_t identity[4]
+        int32_t n_parts
+        const char **paths
+        const int64_t *identity
         int32_t direct, exact, fresh
         mg_read_hook hook
         void *hook_ctx

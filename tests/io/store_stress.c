@@ -91,9 +91,11 @@ static int run(const char *path, const mg_store_layer *layers, int mode, int inj
     const int64_t least = mg_store_minimum(LAYERS, layers);
     mg_store_config c = {.n_layers = LAYERS, .layers = layers, .budget = least, .max_budget = 6 * least, .n_threads = 4,
                          .min_part = 16384, .max_part = 65536, .half_life = 64, .copy = mode == 2, .cancel = &cancel};
-    c.file = (mg_file_config){.path = path, .direct = mode == 1, .exact = 1, .hook = inject ? hook : NULL};
+    c.file = (mg_file_config){.direct = mode == 1, .exact = 1, .hook = inject ? hook : NULL};
     const int64_t identity[4] = {st.st_dev, st.st_ino, st.st_size, (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec};
-    memcpy(c.file.identity, identity, sizeof identity);
+    c.file.n_parts = 1;
+    c.file.paths = &path;
+    c.file.identity = identity;
     mg_io_error error;
     mg_counters n;
     faults = inject;

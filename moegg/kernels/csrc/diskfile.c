@@ -20,9 +20,15 @@
 #define EIO_TRIES 3
 #define MAX_GUARDS 64
 
-struct mg_file {
+typedef struct {
     int fd, direct_fd;
-    int64_t identity[4], size, page;
+    int64_t identity[4];
+} mg_part;
+
+struct mg_file {
+    mg_part *parts;
+    int n_parts, direct;      /* direct: all parts could be opened for direct reads */
+    int64_t span, size, page; /* span: bytes of every part but the last */
     uint8_t *map;
     mg_read_hook hook;
     void *hook_ctx;
@@ -93,11 +99,27 @@ static int64_t mtime_ns(const struct stat *st) {
 #endif
 }
 
-int mg_file_changed(mg_file *f) {
+static int part_changed(const mg_part *p) {
     struct stat st;
-    if (fstat(f->fd, &st)) return 1;
-    return (int64_t)st.st_dev != f->identity[0] || (int64_t)st.st_ino != f->identity[1] || (int64_t)st.st_size != f->identity[2]
-        || mtime_ns(&st) != f->identity[3];
+    if (fstat(p->fd, &st)) return 1;
+    return (int64_t)st.st_dev != p->identity[0] || (int64_t)st.st_ino != p->identity[1] || (int64_t)st.st_size != p->identity[2]
+        || mtime_ns(&st) != p->identity[3];
+}
+
+int mg_file_changed(mg_file *f) {
+    for (int i = 0; i < f->n_parts; i++)
+        if (part_changed(&f->parts[i])) return 1;
+    return 0;
+}
+
+/* The part that holds byte `offset`; *at its place there, *n cut to what the part has from there on. */
+static const mg_part *locate(const mg_file *f, int64_t offset, int64_t *at, int64_t *n) {
+    int64_t i = offset / f->span;
+    if (i >= f->n_parts) i = f->n_parts - 1;              /* beyond the end: the last part answers with nothing */
+    const int64_t left = i + 1 < f->n_parts ? (i + 1) * f->span - offset : *n;
+    *at = offset - i * f->span;
+    *n = *n < left ? *n : left;
+    return &f->parts[i];
 }
 
 static mg_file *give_up(mg_file *f, mg_io_error *error, int kind) {
@@ -108,7 +130,11 @@ static mg_file *give_up(mg_file *f, mg_io_error *error, int kind) {
 
 static void forget(mg_file *f, int64_t offset, int64_t nbytes) {
 #ifdef POSIX_FADV_DONTNEED
-    posix_fadvise(f->fd, offset, nbytes, POSIX_FADV_DONTNEED);
+    for (int64_t at, n; nbytes > 0; offset += n, nbytes -= n) {
+        n = nbytes;
+        const mg_part *p = locate(f, offset, &at, &n);
+        posix_fadvise(p->fd, at, n, POSIX_FADV_DONTNEED);
+    }
 #else
     (void)f; (void)offset; (void)nbytes;
 #endif
@@ -127,33 +153,63 @@ static int open_direct(const char *path) {
 #endif
 }
 
+/* Opens the parts, whose lengths must fit together. MG_IO_* */
+static int open_parts(mg_file *f, const mg_file_config *c) {
+    f->n_parts = c->n_parts;
+    f->span = f->n_parts > 1 ? c->identity[2] : INT64_MAX;
+    f->direct = c->direct;
+    for (int i = 0; i < f->n_parts; i++) f->parts[i] = (mg_part){-1, -1, {0}};
+    for (int i = 0; i < f->n_parts; i++) {
+        mg_part *p = &f->parts[i];
+        memcpy(p->identity, c->identity + 4 * i, sizeof p->identity);
+        const int64_t bytes = p->identity[2];
+        const int last = i + 1 == f->n_parts;
+        if (bytes > f->span || (f->n_parts > 1 && (bytes < 1 || (!last && (bytes != f->span || bytes % MG_SPLIT_ALIGN)))))
+            return MG_IO_SHORT;
+        f->size += bytes;
+        if ((p->fd = open(c->paths[i], O_RDONLY | O_CLOEXEC)) < 0) return MG_IO_ERRNO;
+        if (part_changed(p)) return MG_IO_CHANGED;
+        f->may_ask &= access(c->paths[i], W_OK) == 0;
+        if (f->direct && (p->direct_fd = open_direct(c->paths[i])) < 0) f->direct = 0;
+    }
+    return MG_IO_OK;
+}
+
+/* One range of addresses for all parts. */
+static int map_parts(mg_file *f) {
+    void *map = f->n_parts == 1 ? mmap(NULL, (size_t)f->size, PROT_READ, MAP_SHARED, f->parts[0].fd, 0)
+                                : mmap(NULL, (size_t)f->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED) return MG_IO_ERRNO;
+    f->map = map;
+    for (int i = 0; f->n_parts > 1 && i < f->n_parts; i++) {
+        const mg_part *p = &f->parts[i];
+        if (mmap(f->map + i * f->span, (size_t)p->identity[2], PROT_READ, MAP_SHARED | MAP_FIXED, p->fd, 0) == MAP_FAILED)
+            return MG_IO_ERRNO;
+    }
+    return MG_IO_OK;
+}
+
 mg_file *mg_file_open(const mg_file_config *c, mg_io_error *error) {
     mg_file *f = calloc(1, sizeof *f);
-    if (!f) return give_up(NULL, error, MG_IO_ERRNO);
-    f->fd = f->direct_fd = f->guard = -1;
-    memcpy(f->identity, c->identity, sizeof f->identity);
-    f->size = c->identity[2];
+    if (f) f->guard = -1;
+    if (!f || !(f->parts = calloc((size_t)c->n_parts, sizeof *f->parts))) return give_up(f, error, MG_IO_ERRNO);
+    f->may_ask = 1;
     f->page = sysconf(_SC_PAGESIZE);
     f->hook = c->hook;
     f->hook_ctx = c->hook_ctx;
-    if ((f->fd = open(c->path, O_RDONLY | O_CLOEXEC)) < 0) return give_up(f, error, MG_IO_ERRNO);
-    if (mg_file_changed(f)) return give_up(f, error, MG_IO_CHANGED);
-    f->may_ask = access(c->path, W_OK) == 0;
-    void *map = mmap(NULL, (size_t)f->size, PROT_READ, MAP_SHARED, f->fd, 0);
-    if (map == MAP_FAILED) return give_up(f, error, MG_IO_ERRNO);
-    f->map = map;
+    int status = open_parts(f, c);
+    if (status == MG_IO_OK) status = map_parts(f);
+    if (status != MG_IO_OK) return give_up(f, error, status);
     f->guard = guard(f->map, f->size);
     if (c->exact) {
         madvise(f->map, (size_t)f->size, MADV_RANDOM);
 #ifdef POSIX_FADV_RANDOM
-        posix_fadvise(f->fd, 0, 0, POSIX_FADV_RANDOM);  /* reads are whole extents; read-ahead would go beyond them */
+        for (int i = 0; i < f->n_parts; i++)         /* reads are whole extents; read-ahead would go beyond them */
+            posix_fadvise(f->parts[i].fd, 0, 0, POSIX_FADV_RANDOM);
 #endif
     }
     if (c->fresh) forget(f, 0, f->size);
-    if (c->direct) {
-        f->direct_fd = open_direct(c->path);
-        if (f->direct_fd < 0) atomic_store(&f->refused, 1);
-    }
+    if (c->direct && !f->direct) atomic_store(&f->refused, 1);
     return f;
 }
 
@@ -161,13 +217,16 @@ void mg_file_close(mg_file *f) {
     if (!f) return;
     unguard(f->guard);
     if (f->map) munmap(f->map, (size_t)f->size);
-    if (f->fd >= 0) close(f->fd);
-    if (f->direct_fd >= 0) close(f->direct_fd);
+    for (int i = 0; i < f->n_parts; i++) {
+        if (f->parts[i].fd >= 0) close(f->parts[i].fd);
+        if (f->parts[i].direct_fd >= 0) close(f->parts[i].direct_fd);
+    }
+    free(f->parts);
     free(f);
 }
 
 const uint8_t *mg_file_map(const mg_file *f) { return f->map; }
-int mg_file_is_direct(const mg_file *f) { return f->direct_fd >= 0 && !atomic_load(&f->refused); }
+int mg_file_is_direct(const mg_file *f) { return f->direct && !atomic_load(&f->refused); }
 int64_t mg_file_retries(const mg_file *f) { return atomic_load(&f->retries); }
 
 /* --- reading --------------------------------------------------------------------------------------------------------------- */
@@ -195,13 +254,14 @@ int mg_file_read(mg_file *f, void *dst, int64_t need, int64_t room, int64_t offs
     int direct = mg_file_is_direct(f), buffered = 0, tries = 0;
     int64_t done = 0;
     while (done < need) {
-        const int64_t want = direct ? room - done : need - done;
-        const int64_t n = read_once(f, direct ? f->direct_fd : f->fd, (uint8_t *)dst + done, want, offset + done);
+        int64_t at, want = direct ? room - done : need - done;
+        const mg_part *p = locate(f, offset + done, &at, &want);
+        const int64_t n = read_once(f, direct ? p->direct_fd : p->fd, (uint8_t *)dst + done, want, at);
         if (n > 0) {
             buffered |= !direct;
             done += n;
             direct = direct && done % MG_IO_ALIGN == 0;  /* the rest of a torn direct read goes the other way */
-            if (done < need) atomic_fetch_add(&f->retries, 1);
+            if (done < need && n < want) atomic_fetch_add(&f->retries, 1);
         } else if (n == -EINTR || n == -EAGAIN) {
             atomic_fetch_add(&f->retries, 1);
         } else if (n == -EINVAL && direct) {
@@ -213,7 +273,7 @@ int mg_file_read(mg_file *f, void *dst, int64_t need, int64_t room, int64_t offs
             return fail(f, error, n == 0 ? MG_IO_SHORT : MG_IO_ERRNO, n == 0 ? 0 : (int)-n, offset + done, need - done);
         }
     }
-    if (buffered && f->direct_fd >= 0) forget(f, offset, need);
+    if (buffered && f->direct) forget(f, offset, need);
     return MG_IO_OK;
 }
 
@@ -237,13 +297,16 @@ void mg_file_want(mg_file *f, int64_t offset, int64_t nbytes) {
 /* By reads into a buffer that nobody looks at. 0 or -errno; the caller tries again. */
 static int64_t fill_by_copy(mg_file *f, int64_t start, int64_t end, void *buf) {
     int64_t n = 1;
-    for (int64_t at = start; n > 0 && at < end && at < f->size; at += n)
-        n = read_once(f, f->fd, buf, end - at < MG_COPY_BYTES ? end - at : MG_COPY_BYTES, at);
+    for (int64_t at = start; n > 0 && at < end && at < f->size; at += n) {
+        int64_t there, want = end - at < MG_COPY_BYTES ? end - at : MG_COPY_BYTES;
+        const mg_part *p = locate(f, at, &there, &want);
+        n = read_once(f, p->fd, buf, want, there);
+    }
     return n > 0 ? 0 : n == 0 ? -EFAULT : n;             /* the file ends early: as a fault would say */
 }
 
 static int64_t fill_by_advice(mg_file *f, int64_t start, int64_t end) {
-    const int64_t status = f->hook ? f->hook(f->hook_ctx, f->fd, NULL, end - start, start) : 0;
+    const int64_t status = f->hook ? f->hook(f->hook_ctx, f->parts[0].fd, NULL, end - start, start) : 0;
     if (status >= 0) mg_file_want(f, start, end - start);
     return status < 0 ? status : 0;
 }

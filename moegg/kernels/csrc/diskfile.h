@@ -1,14 +1,17 @@
 /* diskfile.h - one model file as the store sees it: exact reads past or through the page cache, its mapping, its identity.
  *
- * Owns two descriptors and the mapping of the whole file. Thread-safe after mg_file_open. A mapping whose file is cut short kills
- * the process by SIGBUS on the next touch; here a handler puts zero pages under it instead and mg_file_lost() tells.
- * Linux: O_DIRECT, MADV_POPULATE_READ, fadvise. macOS: F_NOCACHE, touching, madvise (compiled, not tested on a real machine).
+ * Owns the descriptors and the mapping of the whole file, which may lie on the disk in parts: plain cuts of one length (the last is
+ * shorter), mapped side by side; reads go on from one into the next, and all offsets are those of the whole. Thread-safe after
+ * mg_file_open. A mapping whose file is cut short kills the process by SIGBUS on the next touch; here a handler puts zero pages under
+ * it instead and mg_file_lost() tells. Linux: O_DIRECT, MADV_POPULATE_READ, fadvise. macOS: F_NOCACHE, touching, madvise (compiled,
+ * not tested on a real machine).
  */
 #ifndef MOEGG_DISKFILE_H
 #define MOEGG_DISKFILE_H
 #include <stdint.h>
 
 #define MG_IO_ALIGN 4096                      /* offset, address and length of a direct read */
+#define MG_SPLIT_ALIGN ((int64_t)2 << 20)     /* lengths of all parts but the last are multiples of it */
 #define MG_COPY_BYTES ((int64_t)512 << 10)
 
 enum { MG_IO_OK = 0, MG_IO_ERRNO = 1, MG_IO_SHORT = 2, MG_IO_CHANGED = 3, MG_IO_BUDGET = 4, MG_IO_STUCK = 5, MG_IO_FORKED = 6 };
@@ -23,8 +26,9 @@ typedef struct {
 typedef int64_t (*mg_read_hook)(void *ctx, int fd, void *buf, int64_t nbytes, int64_t offset);
 
 typedef struct {
-    const char *path;
-    int64_t identity[4];          /* device, inode, bytes, mtime in ns, as they were when the container was checked */
+    int32_t n_parts;              /* 1: the file is whole */
+    const char *const *paths;     /* [n_parts] */
+    const int64_t *identity;      /* [n_parts][4]: device, inode, bytes, mtime in ns, as they were when the container was checked */
     int32_t direct;               /* read past the page cache where the system allows it */
     int32_t exact;                /* nothing is read beyond what is asked for */
     int32_t fresh;                /* what the system has cached of the file is forgotten first, as far as nobody maps it */
