@@ -63,11 +63,12 @@ class PartSpec:
 
 @dataclass(frozen=True)
 class ExpertSpec:
-    """The n expert records of one layer; parts in record order."""
+    """The n expert records of one layer; parts in record order. slot: expert id -> slot, None: as they are numbered."""
     layer: int
     n: int
     top_k: int
     parts: tuple[PartSpec, ...]
+    slot: tuple[int, ...] | None = None
 
 
 def planned_bytes(*, arch: str, name: str, config: Mapping, meta: Mapping, tensors: Iterable[TensorSpec],
@@ -196,7 +197,7 @@ class Plan:
                 runs[run] = len(self._parts)
                 self._parts += run
             self._first_part.append(runs[run])
-            slot = np.arange(e.n, dtype=np.int32)
+            slot = np.arange(e.n, dtype=np.int32) if e.slot is None else np.array(e.slot, np.int32)
             self.layers.append(ExpertLayer(e.layer, e.n, e.top_k, end, stride, record_bytes, run, slot))
             end += e.n * stride
         self._section("experts", "experts", start, end - start)

@@ -15,9 +15,10 @@ from typing import NoReturn, Self
 import numpy as np
 from blake3 import blake3
 
-from moegg.errors import InternalError, IOFailure, MoeggError, NoRoom, NotFound, UsageError
+from moegg.errors import FormatError, InternalError, IOFailure, MoeggError, NoRoom, NotFound, UsageError
 from moegg.formats import layout as L
 from moegg.formats.plan import MUTABLE_SECTIONS, ExpertSpec, PartSpec, Plan, Sections, TensorSpec, planned_bytes
+from moegg.formats.validate import RULES
 from moegg.units import fmt_bytes
 
 __all__ = ["MUTABLE_SECTIONS", "ContainerWriter", "ExpertSpec", "PartSpec", "TensorSpec", "planned_bytes"]
@@ -132,7 +133,8 @@ class ContainerWriter:
             if view.size != p.nbytes:
                 raise InternalError(f"{self.path}: {what}, part '{p.name}': got {view.size} B, expected {p.nbytes} B")
             record[p.offset:p.offset + p.nbytes] = view
-        self._put(first + expert, what, e.base + expert * e.stride, e.record_bytes, [record])
+        slot = int(e.slot[expert])
+        self._put(first + slot, what, e.base + slot * e.stride, e.record_bytes, [record])
 
     def _view(self, data: Buffer, what: str) -> np.ndarray:
         try:
@@ -158,13 +160,16 @@ class ContainerWriter:
             raise InternalError(f"{self.path}: {what}: got {done} B, expected {nbytes} B")
         self._checksums[unit] = np.frombuffer(h.digest(L.CHECKSUM_BYTES), np.uint8)
 
-    def finish(self) -> None:
-        """Write index, tail and, last, the header; then give the file its name. Raises NoRoom, IOFailure, UsageError if a file of
-        that name has appeared meanwhile."""
+    def finish(self, content_id: bytes | None = None) -> None:
+        """Write index, tail and, last, the header; then give the file its name. content_id: what it must be, for a model that is
+        copied. Raises FormatError if it is not, NoRoom, IOFailure, UsageError if a file of that name has appeared meanwhile."""
         if self._fd < 0 or 0 in self._written:
             raise InternalError(f"{self.path}: finish with {self._written.count(0)} of {len(self._written)} tensors and records "
                                 f"missing; first: {self._label(self._written.find(0))}")
         preamble, index = self._plan.encode(self._checksums)
+        if content_id is not None and L.Header(*L.HEADER.unpack_from(preamble)).content_id != content_id:
+            raise FormatError(f"{self.path}: the weights are not those that were to be copied; verify the file that they come from",
+                              RULES["R26"], "R26")
         self._write(index, L.PREAMBLE_BYTES)
         self._write(self._plan.tail, self._plan.tail_offset)
         self._write(preamble[L.HEADER_BYTES:], L.HEADER_BYTES)
@@ -182,7 +187,7 @@ class ContainerWriter:
         if unit < len(self._unit):
             return f"tensor '{list(self._unit)[unit]}'" if unit >= 0 else "none"
         e, first = next(v for v in reversed(self._layers.values()) if v[1] <= unit)
-        return f"record of layer {e.layer}, expert {unit - first}"
+        return f"record of layer {e.layer}, expert {int(e.slot.argsort()[unit - first])}"
 
     # --- the file system --------------------------------------------------------------------------------------------------------
 

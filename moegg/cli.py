@@ -13,6 +13,7 @@ Commands:
   push         put a model into a repository of a hub
   edit         replace chat template, model card or default sampling of a file
   split        cut a file into parts that are opened in place
+  repack       copy a file with its experts in the order of recorded routing
   list         show the models of the local store
   rm           delete models of the local store
   tokenize     show the tokens of a text
@@ -39,7 +40,7 @@ from moegg import __version__, log
 from moegg.commands.options import did_you_mean, parse
 from moegg.errors import ExitStatus, InternalError, IOFailure, MoeggError, UsageError
 
-COMMANDS = ("convert", "export", "run", "server", "inspect", "verify", "pull", "push", "edit", "split", "list", "rm", "tokenize", "perplexity", "forward", "bench", "doctor")
+COMMANDS = ("convert", "export", "run", "server", "inspect", "verify", "pull", "push", "edit", "split", "repack", "list", "rm", "tokenize", "perplexity", "forward", "bench", "doctor")
 QUICK_START = """
 Quick start:
   moegg run demo "Once upon a time"

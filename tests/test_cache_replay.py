@@ -12,6 +12,14 @@ BENCH = Path(__file__).resolve().parents[1] / "bench"
 
 
 @pytest.fixture
+def report(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    yield importlib.import_module("repack_report")
+    for name in [p.stem for p in BENCH.glob("*.py")]:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
 def replay(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))
     names = [p.stem for p in BENCH.glob("*.py")]
@@ -70,3 +78,22 @@ def test_the_script_prints_a_row_per_budget(replay, tmp_path, monkeypatch, capsy
     replay.main()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4 and lines[0].startswith("| trace | budget | moegg") and (tmp_path / "p.svg").read_text().startswith("<svg")
+
+
+def test_repacking_joins_experts_that_are_chosen_together_and_moves_no_bytes(report):
+    """Pairs (0, 7), (1, 6), ... that never part: one read each instead of two."""
+    rng = np.random.default_rng(1)
+    first = rng.integers(0, 4, (400, 2))
+    ids = np.stack([first, 7 - first], axis=-1).astype(np.int16)
+    trace = Trace(ids, np.arange(400, dtype=np.int32), np.arange(2, dtype=np.int32), np.full(2, 8, np.int32), np.full(2, 16384, np.int64))
+    learn, test = report.halves(trace)
+    before, after = (report.judge(test, slots, trace.pool_bytes // 2) for slots in ([np.arange(8)] * 2, report.orders(learn)))
+    assert before["bytes"] == after["bytes"] > 0 and before["records"] == after["records"]
+    assert after["reads"] < 0.75 * before["reads"] and after["adjacent"] > 0.4
+
+
+def test_repacking_a_trace_without_pattern_gains_next_to_nothing(report):
+    trace = report.synthetic(80, layers=3, experts=32, top_k=4)
+    learn, test = report.halves(trace)
+    before, after = (report.judge(test, slots, trace.pool_bytes // 4) for slots in ([np.arange(32)] * 3, report.orders(learn)))
+    assert after["bytes"] == before["bytes"] and 0.5 < after["reads"] / before["reads"] < 1.1

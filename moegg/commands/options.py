@@ -103,7 +103,7 @@ def text(value: str, option: str) -> str:
 OPTIONS: dict[str, Callable[[str, str], Any]] = {
     "MODEL": path, "SOURCE": path, "PROMPT": text, "TEXT": text, "FILE": path, "NAME": text, "ADDRESS": text,
     "--out": path, "--file": path, "--chat-template": path, "--reference": path, "--card": path, "--generation-config": path,
-    "--quality": path, "--size": parse_size,
+    "--quality": path, "--profile": path, "--size": parse_size,
     "--quant": choice("keep", "f32", "bf16", "f16", "q8", "q4"),
     "--tokens": token_ids, "--prompt": whole(0, 1 << 24), "--warm": whole(0, 1 << 24), "--gen": whole(0, 1 << 24),
     "--ctx-depth": whole(0, 1 << 24), "--runs": whole(1, 10_000),
