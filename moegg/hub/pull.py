@@ -68,6 +68,7 @@ def pull(address: Address, target: Path, progress: Progress | None = None) -> Pu
     show = progress or (lambda done, total: None)
     damaged: list[str] = []
     old = _opened(target)
+    _spare(target)
     if old is not None and old.root == c.root:
         with FileReader(target) as f:
             damaged = [u[0] for u in _missing(c, f.fd, show)]
@@ -88,6 +89,18 @@ def _opened(path: Path) -> Container | None:
     except (FormatError, NotFound):
         return None
     return None if c.parts else c               # parts of this name stay beside it
+
+
+def _spare(target: Path) -> None:
+    """Raises UsageError for what is no container, not even a damaged one: it is not for us to replace."""
+    if not os.path.lexists(target):
+        return
+    head = b""
+    if target.is_file():
+        with open(target, "rb") as f:
+            head = f.read(len(L.MAGIC))
+    if b"moegg" not in head:
+        raise UsageError(f"{target}: exists and is no .moegg file, so it is not replaced; choose another name", "target-exists")
 
 
 def _take_tail(target: Path, old: Container, new: Container) -> None:

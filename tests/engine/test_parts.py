@@ -74,7 +74,7 @@ def test_commands_take_the_stem_and_list_and_rm_know_parts(call, parts, tmp_path
     for p in parts:
         shutil.move(p, folder / p.name)
     assert "qwen3-moe" in call("list")[1] and call("tokenize", "m", "Hi")[0] == 0
-    assert call("rm", "m", "-y")[0] == 0 and os.listdir(tmp_path / "home") == []
+    assert call("rm", "m", "-y")[0] == 0 and os.listdir(folder) == []
 
 
 def test_split_command(call, qwen3_moe_file, tmp_path):

@@ -292,6 +292,17 @@ def test_two_pulls_of_one_file_are_refused(there, target):
             pulling.pull(ADDRESS, target)
 
 
+def test_what_is_no_container_is_never_replaced(there, target):
+    """`-o notes.txt`, `-o folder`."""
+    target.parent.mkdir()
+    target.write_text("my notes")
+    (target.parent / "folder").mkdir()
+    for path in (target, target.parent / "folder"):
+        with pytest.raises(UsageError, match="exists and is no .moegg file.*target-exists"):
+            pulling.pull(ADDRESS, path)
+    assert target.read_text() == "my notes" and sorted(os.listdir(target.parent)) == ["folder", FILE]
+
+
 def test_the_only_model_of_a_repository_needs_no_name(there, original):
     assert remote.choose_file(Address(REPO)) == ADDRESS
     there.repos[REPO]["b/other.moegg"] = b""
