@@ -7,14 +7,42 @@ from pathlib import Path
 
 import numpy as np
 
-DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F8_E4M3": np.uint8, "U8": np.uint8}
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def e4m3(codes):
+    """FP8 codes -> f32: sign, 4 bits of exponent (bias 7), 3 of mantissa; 127 and 255 are NaN."""
+    b = np.arange(256)
+    e, m = b >> 3 & 15, b & 7
+    x = np.where(e > 0, (1 + m / 8) * 2.0 ** (e - 7.0), m / 8 * 2.0 ** -6) * np.where(b >> 7, -1, 1)
+    x[(b & 127) == 127] = np.nan
+    return x.astype(np.float32)[codes]
+
+
+def unpack(arrays):
+    """Folds the scales of FP8 tiles (`*_scale_inv`) and of MXFP4 blocks (`*_scales` of `*_blocks`) into their weights."""
+    for name in [n for n in arrays if n.endswith("_scale_inv")]:
+        scale, w = arrays.pop(name), arrays[name.removesuffix("_scale_inv")]
+        tile = next(t for t in (32, 128) if all(-(-n // t) == s for n, s in zip(w.shape, scale.shape, strict=True)))
+        w *= np.repeat(np.repeat(scale, tile, 0), tile, 1)[:w.shape[0], :w.shape[1]]
+    for name in [n for n in arrays if n.endswith("_scales")]:
+        scale, blocks = arrays.pop(name), f"{name.removesuffix('_scales')}_blocks"
+        codes = arrays[blocks].astype(np.uint8)
+        x = np.stack([FP4[codes & 15], FP4[codes >> 4]], -1).reshape(*scale.shape, 32) * (2.0 ** (scale - 127))[..., None]
+        arrays[blocks] = x.reshape(*scale.shape[:-1], -1).astype(np.float32)
+    return arrays
 
 
 def read_safetensors(path):
     """{name: f32} of one file or of all shards in a folder."""
     path = Path(path)
     if path.is_dir():
-        return {k: v for file in sorted(path.glob("*.safetensors")) for k, v in read_safetensors(file).items()}
+        return unpack({k: v for file in sorted(path.glob("*.safetensors")) for k, v in _read_file(file).items()})
+    return unpack(_read_file(path))
+
+
+def _read_file(path):
     raw = path.read_bytes()
     start = 8 + int.from_bytes(raw[:8], "little")
     out = {}
@@ -23,7 +51,8 @@ def read_safetensors(path):
             continue
         a, b = info["data_offsets"]
         x = np.frombuffer(raw[start + a:start + b], DTYPES[info["dtype"]])
-        x = (x.astype(np.uint32) << 16).view(np.float32) if info["dtype"] == "BF16" else x.astype(np.float32)
+        x = (x.astype(np.uint32) << 16).view(np.float32) if info["dtype"] == "BF16" else (
+            e4m3(x) if info["dtype"] == "F8_E4M3" else x.astype(np.float32))
         out[name] = x.reshape(info["shape"])
     return out
 
