@@ -20,7 +20,7 @@ from moegg.errors import FormatError, UnsupportedModel
 from moegg.formats.container import Container, ExpertLayer, PartInfo, TensorInfo
 from moegg.formats.gguf import TYPES
 from moegg.formats.gguf_write import GGUFWriter
-from moegg.formats.rawfile import RawFile
+from moegg.formats.reader import Reader
 from moegg.quants import GROUP_ROWS, INTERLEAVED, QUANTS
 
 CHUNK_BYTES = 8 << 20
@@ -66,22 +66,20 @@ def export(container: Container, out: Path, *, force: bool = False,
                                f"{', '.join(map(repr, absent[:5]))}; a GGUF without them would be another model", "export-absent")
     table = [(name, t.shape, types[name]) for name, t in record.tensors.items()]
     metadata = [kv for kv in record.metadata if kv[0] != "general.file_type" or all(types[n] == t.dtype for n, t in record.tensors.items())]
-    raw, done = RawFile(container.path), 0
-    try:
-        with GGUFWriter(out, metadata, table, version=record.version, alignment=record.alignment, force=force) as writer:
-            total = writer.total_bytes
-            for name, values in record.values.items():
-                writer.put(name, 0, np.array(list(map(float, values)), "<f4").view(np.uint8))
-            for name, ps in pieces.items():
-                for p in ps:
-                    for rows, data in _rows(raw, p):
-                        _put(writer, p.view, name, rows, _retype(container, p, data, types[name]))
-                        done += data.nbytes
-                        if progress:
-                            progress(min(done, total), total)
-            writer.finish()
-    finally:
-        raw.close()
+    done = 0
+    with container.opened() as raw, GGUFWriter(out, metadata, table, version=record.version, alignment=record.alignment,
+                                               force=force) as writer:
+        total = writer.total_bytes
+        for name, values in record.values.items():
+            writer.put(name, 0, np.array(list(map(float, values)), "<f4").view(np.uint8))
+        for name, ps in pieces.items():
+            for p in ps:
+                for rows, data in _rows(raw, p):
+                    _put(writer, p.view, name, rows, _retype(container, p, data, types[name]))
+                    done += data.nbytes
+                    if progress:
+                        progress(min(done, total), total)
+        writer.finish()
     return ExportResult(out, total, {t: list(types.values()).count(t) for t in sorted(set(types.values()))})
 
 
@@ -141,7 +139,7 @@ def _type_of(container: Container, name: str, record: _Record, pieces: list[_Pie
     return record.tensors[name].dtype if quant == "f32" and record.tensors[name].dtype in ("f16", "bf16") else quant
 
 
-def _rows(raw: RawFile, p: _Piece) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _rows(raw: Reader, p: _Piece) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(row numbers of the piece, blocks row-major uint8 [n, row_bytes]) in pieces of whole groups; a vector is one row."""
     quant, shape = QUANTS[p.info.quant], p.info.shape
     n, cols = (1, shape[0]) if len(shape) == 1 else (int(np.prod(shape[:-1])), shape[-1])
@@ -150,10 +148,10 @@ def _rows(raw: RawFile, p: _Piece) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for start in range(0, n, step):
         stop = min(start + step, n)
         if p.info.layout == INTERLEAVED:
-            data = raw.read(p.at + start * each, (stop - start + -(stop - start) % GROUP_ROWS) * each)
+            data = np.frombuffer(raw.read(p.at + start * each, (stop - start + -(stop - start) % GROUP_ROWS) * each), np.uint8)
             yield np.arange(start, stop), kernels.deinterleave(quant.name, data, stop - start, cols)
         else:
-            yield np.arange(start, stop), raw.read(p.at + start * each, (stop - start) * each).reshape(-1, each)
+            yield np.arange(start, stop), np.frombuffer(raw.read(p.at + start * each, (stop - start) * each), np.uint8).reshape(-1, each)
 
 
 def _retype(container: Container, p: _Piece, data: np.ndarray, kind: str) -> np.ndarray:

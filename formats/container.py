@@ -74,7 +74,7 @@ class Container:
         s = self.sections.get(name)
         if s is None or s.kind != "opaque":
             raise NotFound(f"{self.path}: no section '{name}'", "section-missing")
-        with self._reopened() as f:
+        with self.opened() as f:
             data = f.read(s.offset, s.nbytes)
         self._compare(f"section '{name}'", s.offset, blake3(data).digest(16), s.checksum)
         return data
@@ -87,7 +87,7 @@ class Container:
         """
         start = end = self.index.offset + self.index.nbytes
         total = self.file_bytes - start
-        with self._reopened() as f:
+        with self.opened() as f:
             for label, offset, nbytes, want in self.units():
                 self._zero(f, end, offset)
                 h, end = blake3(), offset + nbytes
@@ -122,7 +122,8 @@ class Container:
         Check(str(self.path)).zero(f.read(start, stop - start), "padding", start, "R29")
 
     @contextmanager
-    def _reopened(self) -> Iterator[Reader]:
+    def opened(self) -> Iterator[Reader]:
+        """The bytes of the file that was checked, in one part or several. Raises IOFailure if it was changed or replaced."""
         with self._opener() as f:
             if (f.identity, f.parts) != (self.identity, self.parts):
                 raise IOFailure(f"{self.path}: changed or replaced since it was opened; open it again", "file-changed")

@@ -12,7 +12,7 @@ import numpy as np
 
 from moegg.errors import BadRequest
 from moegg.formats.container import Container
-from moegg.formats.reader import Reader, open_file
+from moegg.formats.reader import Reader
 from moegg.formats.writer import ContainerWriter, ExpertSpec, PartSpec, TensorSpec
 
 PIECE_BYTES = 4 << 20
@@ -55,7 +55,7 @@ def repack(container: Container, out: str | os.PathLike, slots: Mapping[int, np.
         experts=[ExpertSpec(e.layer, e.n, e.top_k, tuple(PartSpec(p.name, p.shape, p.quant, p.layout) for p in e.parts),
                             tuple(map(int, slots.get(e.layer, e.slot)))) for e in c.layers])
     done, total = 0, sum(t.nbytes for t in c.tensors.values()) + sum(e.n * e.record_bytes for e in c.layers)
-    with open_file(c.path) as f, writer:
+    with c.opened() as f, writer:
         for t in c.tensors.values():
             writer.put_tensor(t.name, _pieces(f, t.offset, t.nbytes))
             done = _told(progress, done + t.nbytes, total)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from moegg.errors import NotFound, UsageError
 from moegg.formats.container import Container
-from moegg.formats.reader import SPLIT_ALIGN, Reader, open_file, part_name
+from moegg.formats.reader import SPLIT_ALIGN, Reader, part_name
 from moegg.formats.writer import check_room, refuse_existing, sync_folder, write_all
 from moegg.units import fmt_bytes
 
@@ -33,7 +33,7 @@ def split(container: Container, target: Path, part_bytes: int, *, force: bool = 
     for path in paths:
         refuse_existing(path, force)
     check_room(target, container.file_bytes)
-    with open_file(container.path) as source:
+    with container.opened() as source:
         for i in range(n - 1, -1, -1):              # without its first part nothing opens
             _write(source, i * step, min(step, container.file_bytes - i * step), paths[i], progress or (lambda done, total: None))
     return paths

@@ -77,6 +77,12 @@ def test_commands_take_the_stem_and_list_and_rm_know_parts(call, parts, tmp_path
     assert call("rm", "m", "-y")[0] == 0 and os.listdir(folder) == []
 
 
+def test_an_export_of_parts_is_that_of_the_whole(call, qwen3_moe_file, parts, tmp_path):
+    for name, source in (("a.gguf", qwen3_moe_file), ("b.gguf", tmp_path / "m.moegg")):
+        assert call("export", source, "-o", tmp_path / name)[0] == 0
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+
+
 def test_split_command(call, qwen3_moe_file, tmp_path):
     code, out, _ = call("split", qwen3_moe_file, "--size", "2M", "-o", tmp_path / "x.moegg")
     assert code == 0 and "in 2 parts, every checksum right" in out and len(os.listdir(tmp_path)) == 2
