@@ -1,8 +1,8 @@
 """export(): a container to a GGUF, with the tensor data bit by bit, and the metadata as it was if it was made from a GGUF.
 
-What the conversion recorded decides, else what export_meta.py finds: names, shapes, order and types of the tensors, and all keys. A tensor has the type that the
-file has it in; what conversions widen (norms, routers) gets its old type back where that is exact. Rows that a conversion took
-out of fused tensors go back to their places. Refuses quants that GGUF has not.
+What the conversion recorded decides, else what export_meta.py finds: names, shapes, order and types of the tensors, and all keys.
+A tensor has the type that the file has it in; what conversions widen (norms, routers) gets its old type back where that is exact.
+Rows that a conversion took out of fused tensors go back to their places. Refuses quants that GGUF has not.
 """
 import json
 from collections.abc import Callable, Iterator
@@ -56,7 +56,7 @@ class _Piece:
 
 def export(container: Container, out: Path, *, force: bool = False,
            progress: Callable[[int, int], Any] | None = None) -> ExportResult:
-    """Writes `out`. Raises UnsupportedModel, FormatError, UsageError, NotFound, NoRoom, IOFailure; then nothing is left behind."""
+    """Writes `out`. Raises UnsupportedModel, FormatError, UsageError, NotFound, NoRoom, IOFailure; then leaves nothing behind."""
     record = _read_record(container)
     pieces = _find_pieces(container, record)
     types = {name: _type_of(container, name, record, ps) for name, ps in pieces.items()}
@@ -65,7 +65,8 @@ def export(container: Container, out: Path, *, force: bool = False,
         raise UnsupportedModel(f"{container.path}: {len(absent)} tensors of its source were left out when it was converted: "
                                f"{', '.join(map(repr, absent[:5]))}; a GGUF without them would be another model", "export-absent")
     table = [(name, t.shape, types[name]) for name, t in record.tensors.items()]
-    metadata = [kv for kv in record.metadata if kv[0] != "general.file_type" or all(types[n] == t.dtype for n, t in record.tensors.items())]
+    kept = all(types[name] == t.dtype for name, t in record.tensors.items())
+    metadata = [kv for kv in record.metadata if kept or kv[0] != "general.file_type"]
     done = 0
     with container.opened() as raw, GGUFWriter(out, metadata, table, version=record.version, alignment=record.alignment,
                                                force=force) as writer:
@@ -91,16 +92,22 @@ def _read_record(container: Container) -> _Record:
         kept = json.loads(container.read_section("gguf_metadata"))
         tensors = {n: SourceTensor(n, tuple(shape), kind, kind if kind in QUANTS else None) for n, kind, shape in kept["tensors"]}
         values, kv = kept["values"], [(k, kind, v) for k, kind, v in kept["kv"]]
-        sound = (all(type(s) is int and 0 < s < 1 << 62 for t in tensors.values() for s in t.shape) and kept["version"] in (2, 3)
-                 and all(t.dtype in GGML and 1 <= len(t.shape) <= 4 for t in tensors.values()) and kept["alignment"] in [1 << i for i in range(3, 22)]
-                 and all(n in tensors and tensors[n].shape == (len(v),) and all(type(x) is float or x in ("nan", "inf", "-inf") for x in v) for n, v in values.items())
+        sound = (kept["version"] in (2, 3) and kept["alignment"] in [1 << i for i in range(3, 22)]
+                 and all(t.dtype in GGML and 1 <= len(t.shape) <= 4 for t in tensors.values())
+                 and all(type(s) is int and 0 < s < 1 << 62 for t in tensors.values() for s in t.shape)
+                 and all(n in tensors and tensors[n].shape == (len(v),) for n, v in values.items())
+                 and all(type(x) is float or x in ("nan", "inf", "-inf") for v in values.values() for x in v)
                  and all(isinstance(k, str) and isinstance(kind, str) for k, kind, _ in kv))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as e:
-        raise FormatError(f"{container.path}: section 'gguf_metadata': does not describe a GGUF: {type(e).__name__} {str(e):.60}; convert the GGUF "
-                          "again", "section-json") from None
+        raise _damaged(container, f": {type(e).__name__} {str(e):.60}") from None
     if not sound:
-        raise FormatError(f"{container.path}: section 'gguf_metadata': does not describe a GGUF; convert the GGUF again", "section-json")
+        raise _damaged(container)
     return _Record(container.name, tensors, values, kv, kept["version"], kept["alignment"])
+
+
+def _damaged(container: Container, why: str = "") -> FormatError:
+    return FormatError(f"{container.path}: section 'gguf_metadata': does not describe a GGUF{why}; convert the GGUF again",
+                       "section-json")
 
 
 def _find_pieces(container: Container, record: _Record) -> dict[str, list[_Piece]]:
@@ -111,7 +118,8 @@ def _find_pieces(container: Container, record: _Record) -> dict[str, list[_Piece
     def add(item: Tensor | Part, info: TensorInfo | PartInfo | None, at: int, expert: int | None = None, n: int = 0) -> None:
         view = find_view(record, item.gguf, expert, n)
         if view is None or info is None or view.shape != item.shape or tuple(info.shape) != item.shape or not view.reversible:
-            raise FormatError(f"{container.path}: {item.name!r}: cannot be put back into a GGUF: its place there is not known", "arch-mismatch")
+            raise FormatError(f"{container.path}: {item.name!r}: cannot be put into a GGUF: its place there is not known",
+                              "arch-mismatch")
         found.setdefault(view.tensor.name, []).append(_Piece(view, info, at))
 
     for t in model.tensors():
@@ -134,9 +142,11 @@ def _type_of(container: Container, name: str, record: _Record, pieces: list[_Pie
         raise FormatError(f"{container.path}: GGUF tensor {name!r}: its parts do not fill {list(shape)}", "arch-mismatch")
     quant = quants.pop()
     if quants or quant not in GGML:
-        raise UnsupportedModel(f"{container.path}: GGUF tensor {name!r}: is stored as {', '.join(sorted({quant, *quants}))}, which GGUF cannot hold; "
-                               "convert with other quants", "export-quant")
-    return record.tensors[name].dtype if quant == "f32" and record.tensors[name].dtype in ("f16", "bf16") else quant
+        stored = ", ".join(sorted({quant, *quants}))
+        raise UnsupportedModel(f"{container.path}: GGUF tensor {name!r}: is stored as {stored}, which GGUF cannot hold; convert "
+                               "with other quants", "export-quant")
+    before = record.tensors[name].dtype
+    return before if quant == "f32" and before in ("f16", "bf16") else quant
 
 
 def _rows(raw: Reader, p: _Piece) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -161,7 +171,8 @@ def _retype(container: Container, p: _Piece, data: np.ndarray, kind: str) -> np.
     x = data.view("<f4")
     out = kernels.quantize(kind, x)
     if not np.array_equal(kernels.dequantize(kind, out, x.shape[1]).view(np.uint32), x.view(np.uint32)):
-        raise FormatError(f"{container.path}: {p.view.tensor.name!r}: has values that its old type {kind} does not hold", "export-quant")
+        raise FormatError(f"{container.path}: {p.view.tensor.name!r}: has values that its old type {kind} does not hold",
+                          "arch-mismatch")
     return out
 
 

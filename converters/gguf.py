@@ -1,4 +1,4 @@
-"""GGUFSource: a GGUF model, in one file or in parts, as a source; blocks pass through unchanged under `keep`, or are decoded to floats.
+"""GGUFSource: a GGUF model, in one file or in parts; blocks pass through unchanged under `keep`, or are decoded to floats.
 
 What a GGUF says with tensors instead of keys (an own output matrix, rope factors) is handed to the architecture module beside
 the metadata. All metadata is kept, with its types, so that an export can be exact.

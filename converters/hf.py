@@ -71,7 +71,7 @@ class HFSource:
         for p in self._packed.values():
             self.tensors[p.name] = SourceTensor(p.name, p.shape, p.kind, p.quant)
         decoded = Counter(p.kind for p in self._packed.values() if p.quant == "f32")
-        self.warnings += [f"{where}: {n} {kind} {'matrices are' if n > 1 else 'matrix is'} of a kind or width that no quant holds; decoded "
+        self.warnings += [f"{where}: {n} {kind} matri{'ces are' if n > 1 else 'x is'} of a kind or width that no quant holds; decoded "
                           "to f32, which keep leaves and other recipes round anew" for kind, n in sorted(decoded.items())]
         self.default_quant = "keep" if len(self._packed) > decoded.total() else "q4"
 

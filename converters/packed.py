@@ -1,6 +1,6 @@
 """Matrices that a checkpoint keeps as several tensors: FP8 codes and scales, MXFP4 blocks and scales, MLX codes, scales, biases.
 
-Each becomes one SourceTensor with the name of the tensor that holds its codes, the shape of its values, and the quant with exactly
+Each becomes one SourceTensor with the name of the tensor that holds its codes, the shape of its values, and the quant with just
 these values. Where no quant has them (rows that are no whole blocks, other bits or groups) it is decoded to f32, which is as
 exact but has to be quantised anew. Values: FP8 q * scale of its tile (tiles are cut at the edges); MXFP4 2^(scale - 127) * e2m1;
 MLX scale * q + bias per group, or row_alpha * (q - 1), all in f32.
@@ -71,8 +71,9 @@ def settings(config: Mapping[str, Any], where: str) -> dict[str, Any] | None:
             method = method or q.get("mode") or q.get("bits")
         else:
             method = q
-        raise UnsupportedModel(f"{where}: config.json: {key!r} says {method!r:.60}; expected fp8, mxfp4 or MLX's affine kind, or weights "
-                               "in bf16, f16 or f32: convert the checkpoint that this one was made from", "source-quantised")
+        raise UnsupportedModel(f"{where}: config.json: {key!r} says {method!r:.60}; expected fp8, mxfp4 or MLX's affine kind, or "
+                               "weights in bf16, f16 or f32: convert the checkpoint that this one was made from",
+                               "source-quantised")
     return None
 
 
@@ -104,8 +105,10 @@ def _fp8(name: str, tensors: Mapping[str, Any], how: Mapping[str, Any], where: s
         raise FormatError(f"{where}: tensor {name!r} is in FP8, but {name + '_scale_inv'!r} is missing", "source-scales")
     s, tile = tensors[scale], how.get("weight_block_size")
     if s.dtype not in SCALES:
-        raise FormatError(f"{where}: tensor {scale!r}: dtype is {s.dtype}, expected one of {', '.join(sorted(SCALES))}", "source-scales")
-    if tile is not None and not (isinstance(tile, list) and len(tile) == 2 and all(type(n) is int and 0 < n < 1 << 20 for n in tile)):
+        raise FormatError(f"{where}: tensor {scale!r}: dtype is {s.dtype}, expected one of {', '.join(sorted(SCALES))}",
+                          "source-scales")
+    sizes = tile if isinstance(tile, list) else []
+    if tile is not None and (len(sizes) != 2 or not all(type(n) is int and 0 < n < 1 << 20 for n in sizes)):
         raise FormatError(f"{where}: config.json: 'weight_block_size' is {tile!r:.60}, expected [rows, columns]", "source-scales")
     *lead, n, k = t.shape
     grid = (*lead, -(-n // tile[0]), -(-k // tile[1])) if tile else ()
@@ -181,7 +184,8 @@ def _mlx(name: str, tensors: Mapping[str, Any], how: Mapping[str, Any], where: s
     own = how.get(root) if isinstance(how.get(root), Mapping) else how
     bits, size, mode = own.get("bits"), own.get("group_size"), own.get("mode", how.get("mode", "affine"))
     if not (type(bits) is int and 1 <= bits <= 8 and type(size) is int and 1 <= size <= 4096 and t.shape[-1] * 32 % bits == 0):
-        raise FormatError(f"{where}: config.json: quantization of {root!r} is {bits!r:.20} bits in groups of {size!r:.20}", "source-scales")
+        raise FormatError(f"{where}: config.json: quantization of {root!r} is {bits!r:.20} bits in groups of {size!r:.20}",
+                          "source-scales")
     k = t.shape[-1] * 32 // bits
     shape, alpha = (*t.shape[:-1], k), f"{root}.row_alpha"
     if alpha in tensors:
@@ -202,15 +206,20 @@ def _mlx(name: str, tensors: Mapping[str, Any], how: Mapping[str, Any], where: s
     parts = (name, scale) if mode == "mxfp4" else (name, scale, bias)
     for part in parts[1:]:
         if part not in tensors or tensors[part].shape != (*t.shape[:-1], k // size) or k % size:
-            raise _misfit(where, part, tensors[part].shape if part in tensors else (), f"{[*t.shape[:-1], k // size]}, groups of {size}")
+            shape = tensors[part].shape if part in tensors else ()
+            raise _misfit(where, part, shape, f"{[*t.shape[:-1], k // size]}, groups of {size}")
     if mode == "mxfp4":
         if bits != 4 or size != 32 or tensors[scale].dtype != "U8":
             raise _misfit(where, scale, tensors[scale].shape, f"U8 scales of groups of 32, got {tensors[scale].dtype} of {size}")
-        return Packed(name, shape, "mxfp4", "mxfp4", parts, lambda read, start, stop: _mx_blocks(
-            read(name, start, stop).view(np.uint8).reshape(stop - start, k // 32, 16), read(scale, start, stop), f"{where}: tensor {scale!r}"))
+
+        def microscaled(read: Read, start: int, stop: int) -> np.ndarray:
+            pairs = read(name, start, stop).view(np.uint8).reshape(stop - start, k // 32, 16)
+            return _mx_blocks(pairs, read(scale, start, stop), f"{where}: tensor {scale!r}")
+        return Packed(name, shape, "mxfp4", "mxfp4", parts, microscaled)
     dtype = tensors[scale].dtype
     if dtype not in ("F32", "BF16", "F16") or tensors[bias].dtype != dtype:
-        raise FormatError(f"{where}: tensor {scale!r}: dtype is {dtype}, expected bf16, f16 or f32, the same as its biases", "source-scales")
+        raise FormatError(f"{where}: tensor {scale!r}: dtype is {dtype}, expected bf16, f16 or f32, the same as its biases",
+                          "source-scales")
     quant = {"BF16": "mlx4", "F16": "mlx4_f16"}.get(dtype, "f32") if bits == 4 and size % 64 == 0 else "f32"
 
     def affine(read: Read, start: int, stop: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """A GGUF model in one file or in the parts that llama-gguf-split writes, NAME-00001-of-00003.gguf, as one set of tensors.
 
-Any part may be named; all must lie in the same folder. The metadata is the first part's, without the keys that describe the split.
+Any part may be named; all must lie in the same folder. The metadata is the first part's, without the keys of the split.
 Refuses missing parts, parts that say they are others, and tensors in two parts.
 """
 import os
@@ -45,18 +45,19 @@ class GGUFSet:
             return cls(path.name.removesuffix(".gguf"), [given])
         m = NAME.fullmatch(path.name)
         if m is None or int(m[3]) != n:
-            raise FormatError(f"{path}: is one of {n} parts of a model; expected a name like NAME-00001-of-{n:05d}.gguf, by which the "
-                              "others are found", "gguf-split")
+            raise FormatError(f"{path}: is one of {n} parts of a model; expected a name like NAME-00001-of-{n:05d}.gguf, by "
+                              "which the others are found", "gguf-split")
         parts = []
         for i in range(n):
             name = path.with_name(f"{m[1]}-{i + 1:05d}-of-{n:05d}.gguf")
             if not name.exists():
-                raise NotFound(f"{path}: is one of {n} parts of a model, and {name.name} is missing; put all parts into one folder",
-                               "gguf-split")
+                raise NotFound(f"{path}: is one of {n} parts of a model, and {name.name} is missing; put all parts into one "
+                               "folder", "gguf-split")
             parts.append(given if name == path else GGUFFile.open(name))
             if (_number(parts[-1], "split.no", -1), _number(parts[-1], "split.count", 0)) != (i, n):
-                raise FormatError(f"{name}: says that it is another part: got split.no {parts[-1].metadata.get('split.no')!r:.20} of "
-                                  f"{parts[-1].metadata.get('split.count')!r:.20}, expected {i} of {n}", "gguf-split")
+                said = [parts[-1].metadata.get(key) for key in KEYS[:2]]
+                raise FormatError(f"{name}: says that it is another part: got split.no {said[0]!r:.20} of {said[1]!r:.20}, "
+                                  f"expected {i} of {n}", "gguf-split")
         whole = cls(m[1], parts)
         total = _number(parts[0], "split.tensors.count", len(whole.tensors))
         if total != len(whole.tensors):

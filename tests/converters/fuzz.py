@@ -1,7 +1,7 @@
 """Mutations of sources, and what a conversion may do with them: succeed, or end with one line of an error that has a slug.
 
-Seeded: a number gives the same file everywhere. `python -m tests.converters.fuzz MINUTES FOLDER` goes on until the time is over and keeps
-what was wrong in FOLDER.
+Seeded: a number gives the same file everywhere. `python -m tests.converters.fuzz MINUTES FOLDER` goes on until the time is over
+and keeps what was wrong in FOLDER.
 """
 import copy
 import json
@@ -23,12 +23,14 @@ from moegg.converters.run import convert
 from moegg.errors import InternalError, MoeggError
 from moegg.formats.container import Container
 
-NUMBERS = [0, 1, 2, 3, 7, 8, 31, 32, 33, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
-VALUES = [None, True, False, 0, 1, -1, 3, 2**31, 2**63, 1e308, float("inf"), float("nan"), "", "x", "F32", "bf16", [], [0], [1, 1], {}, {"a": 1}, [[]]]
-CONFIG = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 5, "hidden_size": 128, "num_hidden_layers": 1,
-          "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "intermediate_size": 128, "moe_intermediate_size": 128, "num_experts": 2,
-          "num_experts_per_tok": 1, "norm_topk_prob": True, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
-          "tie_word_embeddings": False}
+NUMBERS = [0, 1, 2, 3, 7, 8, 31, 32, 33, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**62,
+           2**63 - 1, 2**63, 2**64 - 1]
+VALUES = [None, True, False, 0, 1, -1, 3, 2**31, 2**63, 1e308, float("inf"), float("nan"), "", "x", "F32", "bf16", [], [0],
+          [1, 1], {}, {"a": 1}, [[]]]
+CONFIG = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 5, "hidden_size": 128,
+          "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "intermediate_size": 128,
+          "moe_intermediate_size": 128, "num_experts": 2, "num_experts_per_tok": 1, "norm_topk_prob": True,
+          "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": False}
 KINDS = ("fp8", "mlx", "mlx3", "ternary", "plain")
 
 
@@ -44,15 +46,16 @@ def matrices():
 
 
 VECTORS = [("model.norm", "output_norm", 128), ("model.layers.0.input_layernorm", "blk.0.attn_norm", 128),
-           ("model.layers.0.post_attention_layernorm", "blk.0.ffn_norm", 128), ("model.layers.0.self_attn.q_norm", "blk.0.attn_q_norm", 64),
+           ("model.layers.0.post_attention_layernorm", "blk.0.ffn_norm", 128),
+           ("model.layers.0.self_attn.q_norm", "blk.0.attn_q_norm", 64),
            ("model.layers.0.self_attn.k_norm", "blk.0.attn_k_norm", 64)]
 
 
 def write_gguf(path: Path, quant: str = "Q8_0") -> None:
     w, rng, stacks = GGUFWriter(path, "qwen3moe"), np.random.default_rng(0), {}
-    for key, value in {"block_count": 1, "embedding_length": 128, "feed_forward_length": 128, "expert_feed_forward_length": 128, "expert_count": 2,
-                       "expert_used_count": 1, "attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 64,
-                       "attention.value_length": 64, "context_length": 64}.items():
+    for key, value in {"block_count": 1, "embedding_length": 128, "feed_forward_length": 128, "expert_feed_forward_length": 128,
+                       "expert_count": 2, "expert_used_count": 1, "attention.head_count": 2, "attention.head_count_kv": 1,
+                       "attention.key_length": 64, "attention.value_length": 64, "context_length": 64}.items():
         w.add_uint32(f"qwen3moe.{key}", value)
     w.add_float32("qwen3moe.attention.layer_norm_rms_epsilon", 1e-6)
     for key, value in (("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "gpt-2"), ("general.name", "F")):

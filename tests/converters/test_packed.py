@@ -51,8 +51,8 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("shape, tile, quant", [
-    ((1000, 300), 128, "f32"), ((300, 1024), 128, "fp8_128"), ((130, 160), 128, "fp8_32"), ((70, 96), 32, "fp8_32"), ((40, 256), 32, "fp8_32"),
-    ((3, 70, 128), 128, "fp8_128"), ((2, 40, 48), 32, "f32")])
+    ((1000, 300), 128, "f32"), ((300, 1024), 128, "fp8_128"), ((130, 160), 128, "fp8_32"), ((70, 96), 32, "fp8_32"),
+    ((40, 256), 32, "fp8_32"), ((3, 70, 128), 128, "fp8_128"), ((2, 40, 48), 32, "f32")])
 def test_fp8_tiles_equal_a_plain_loop(shape, tile, quant):
     """G1: the tile is the config's, not rows over scale rows; tiles are cut at the edges."""
     rng = np.random.default_rng(0)
@@ -75,7 +75,9 @@ def test_fp8_tiles_equal_a_plain_loop(shape, tile, quant):
 def test_a_scalar_scale_is_no_grid(scale, widen):
     """G7."""
     q = codes(np.random.default_rng(1), 200, 256)
-    for config in (FP8, {"quantization_config": {"quant_method": "fp8"}}, {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}):
+    for how in ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"quant_method": "fp8"},
+                {"quant_method": "modelopt", "quant_algo": "FP8"}):
+        config = {"quantization_config": how}
         quant, x = Folder(w=("F8_E4M3", q), w_scale=("F32", scale)).values(config)
         assert quant == "fp8_128" and x[7, 9] == np.float32(e4m3(int(q[7, 9]))) * np.float32(widen)
 
@@ -84,7 +86,8 @@ def test_scales_per_row_in_bf16_and_powers_of_two_in_e8m0():
     """G8."""
     rng = np.random.default_rng(2)
     q, bits = codes(rng, 50, 64), rng.integers(0x3a00, 0x3c00, (50, 1)).astype("<u2")
-    how = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": {"weights": {"strategy": "channel"}}}}
+    how = {"quant_method": "compressed-tensors", "format": "float-quantized",
+           "config_groups": {"group_0": {"weights": {"strategy": "channel"}}}}
     quant, x = Folder(w=("F8_E4M3", q), w_scale=("BF16", bits)).values({"quantization_config": how})
     d = (bits.astype("<u4") << 16).view("<f4")
     assert quant == "fp8_32" and same(x, np.vectorize(e4m3, otypes=["f4"])(q) * d)
@@ -98,7 +101,8 @@ def test_scales_per_row_in_bf16_and_powers_of_two_in_e8m0():
 def test_scales_of_another_shape_are_refused_and_not_broadcast(scale):
     """G6."""
     folder = Folder(w=("F8_E4M3", codes(np.random.default_rng(3), 1000, 300)), w_scale_inv=("F32", scale))
-    with pytest.raises(FormatError, match=r"'w_scale_inv': shape is .*, expected \[8, 3\] for \[1000, 300\] in tiles of \[128, 128\]"):
+    says = r"'w_scale_inv': shape is .*, expected \[8, 3\] for \[1000, 300\] in tiles of \[128, 128\]"
+    with pytest.raises(FormatError, match=says):
         find_packed(folder.infos, FP8, "model")
     with pytest.raises(FormatError, match="'w_scale_inv' is missing"):
         find_packed({"w": folder.infos["w"]}, FP8, "model")
@@ -113,11 +117,12 @@ def test_mxfp4_blocks_equal_a_plain_loop():
     for at in np.ndindex(3, 5, 4, 32):
         code = int(blocks[(*at[:3], at[3] // 2)]) >> at[3] % 2 * 4 & 15
         want[at] = np.float32(2.0 ** (int(scales[at[:3]]) - 127) * fp4[code & 7] * (-1 if code > 8 else 1))
-    quant, x = Folder(w_blocks=("U8", blocks), w_scales=("U8", scales)).values({"quantization_config": {"quant_method": "mxfp4"}}, "w_blocks")
+    config = {"quantization_config": {"quant_method": "mxfp4"}}
+    quant, x = Folder(w_blocks=("U8", blocks), w_scales=("U8", scales)).values(config, "w_blocks")
     assert quant == "mxfp4" and x.shape == (3, 5, 128) and same(x, want.reshape(x.shape))
     scales[2, 4, 3] = 255
     with pytest.raises(FormatError, match="'w_scales' holds 255, which is NaN"):
-        Folder(w_blocks=("U8", blocks), w_scales=("U8", scales)).values({"quantization_config": {"quant_method": "mxfp4"}}, "w_blocks")
+        Folder(w_blocks=("U8", blocks), w_scales=("U8", scales)).values(config, "w_blocks")
 
 
 def mlx(bits: int, k: int, n: int, rng):
@@ -178,11 +183,13 @@ def test_other_kinds_are_refused_by_name(how):
         find_packed({}, {"quantization_config": how}, "model")
 
 
-@pytest.mark.parametrize("how", [{"bits": 0, "group_size": 64}, {"bits": 4, "group_size": 0}, {"bits": True, "group_size": 64}, {"bits": 7, "group_size": 64},
-                                 {"bits": 4, "group_size": 100}, {"bits": 4, "group_size": 64, "a": {"bits": "4", "group_size": 64}}])
+@pytest.mark.parametrize("how", [
+    {"bits": 0, "group_size": 64}, {"bits": 4, "group_size": 0}, {"bits": True, "group_size": 64}, {"bits": 7, "group_size": 64},
+    {"bits": 4, "group_size": 100}, {"bits": 4, "group_size": 64, "a": {"bits": "4", "group_size": 64}}])
 def test_impossible_groups_are_one_clear_line(how):
     q, words = mlx(4, 256, 2, np.random.default_rng(8))
-    folder = Folder(**{"a.weight": ("U32", words), "a.scales": ("F16", np.ones((2, 4), "<f2")), "a.biases": ("F16", np.ones((2, 4), "<f2"))})
+    ones = "F16", np.ones((2, 4), "<f2")
+    folder = Folder(**{"a.weight": ("U32", words), "a.scales": ones, "a.biases": ones})
     with pytest.raises(FormatError, match=r"\[source-scales\]"):
         find_packed(folder.infos, {"quantization": how}, "model")
 

@@ -1,4 +1,4 @@
-"""Hostile sources: whatever the bytes of a GGUF, of a safetensors header or of a config.json, the answer is a file or one clear line."""
+"""Hostile sources: whatever the bytes of a GGUF, a safetensors header or a config.json, the answer is a file or one line."""
 import json
 
 import pytest

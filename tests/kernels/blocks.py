@@ -3,10 +3,11 @@ import numpy as np
 
 from moegg.quants import GROUP_ROWS, INTERLEAVED, QUANTS, ROW_MAJOR
 
-SCALES = {"q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82), "q3_k": (108,),
-          "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "iq4_nl": (0,), "iq4_xs": (0,), "iq2_xxs": (0,), "iq2_xs": (0,), "iq2_s": (0,),
-          "iq3_xxs": (0,), "iq3_s": (0,), "iq1_s": (0,), "iq1_m": (), "tq1_0": (52,), "tq2_0": (64,),
-          "mxfp4": (), "nvfp4": (), "ternary": (0,), "mlx4": (0, 2), "mlx4_f16": (0, 2), "fp8_32": (0,), "fp8_128": (0,)}                                              # where the scales lie in a block
+SCALES = {                                                             # where the scales lie in a block
+    "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2),
+    "q5_k": (0, 2), "q6_k": (208,), "iq4_nl": (0,), "iq4_xs": (0,), "iq2_xxs": (0,), "iq2_xs": (0,), "iq2_s": (0,),
+    "iq3_xxs": (0,), "iq3_s": (0,), "iq1_s": (0,), "iq1_m": (), "tq1_0": (52,), "tq2_0": (64,), "mxfp4": (), "nvfp4": (),
+    "ternary": (0,), "mlx4": (0, 2), "mlx4_f16": (0, 2), "fp8_32": (0,), "fp8_128": (0,)}
 QUANTISED = tuple(SCALES)
 FLOATS = ("f32", "f16", "bf16")
 ENCODED = tuple(q.name for q in QUANTS.values() if q.encodes)

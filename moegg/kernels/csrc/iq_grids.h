@@ -1,7 +1,8 @@
 /* iq_grids.h - the codebooks of ggml's iq rows: per entry the codes of its elements, lowest bits first.
  *
- * Two bits for each of 8 elements: of iq2 rows 0, 1, 2 stand for 8, 25, 43, of iq1 rows for -1, 0, 1; three bits for each of 4: of
- * iq3_xxs for 4, 12, 20, 28, 36, 44, 52, 62, of iq3_s for 1, 3, 5, ... 15. Source of these facts: ggml-common.h (iq2xxs_grid and so on).
+ * Two bits for each of 8 elements: of iq2 rows 0, 1, 2 stand for 8, 25, 43, of iq1 rows for -1, 0, 1; three bits for each of 4:
+ * of iq3_xxs for 4, 12, 20, 28, 36, 44, 52, 62, of iq3_s for 1, 3, 5, ... 15. Source of these facts: ggml-common.h (iq2xxs_grid
+ * and so on).
  */
 #ifndef MOEGG_IQ_GRIDS_H
 #define MOEGG_IQ_GRIDS_H

@@ -1,6 +1,6 @@
 /* iquants.c - what the codes of ggml's codebook rows stand for. Read only: their encoders search codebooks and are not here.
  *
- * A group of 8 elements (4 in iq3) is one entry of a grid, under signs of its own: eight bits, or seven whose parity is the eighth.
+ * A group of 8 elements (4 in iq3) is one entry of a grid, under signs of its own: eight bits, or seven and their parity.
  * Scales are odd numbers 2 s + 1; iq1 moves its values -1, 0, 1 by an eighth up or down, so its codes are eighths.
  * Source of these facts: ggml-quants.c (dequantize_row_iq*), gguf-py quants.py.
  */

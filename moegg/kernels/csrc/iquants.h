@@ -1,4 +1,7 @@
-/* iquants.h - blocks of ggml's codebook rows (iq1, iq2, iq3) as signed codes and whole scales: d * sc[e / 16] * c[e], which is exact in f32. */
+/* iquants.h - blocks of ggml's codebook rows (iq1, iq2, iq3) as signed codes and whole scales.
+ *
+ * The value of element e is d * sc[e / 16] * c[e], which is exact in f32.
+ */
 #ifndef MOEGG_IQUANTS_H
 #define MOEGG_IQUANTS_H
 #include "quants.h"

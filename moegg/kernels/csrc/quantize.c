@@ -1,4 +1,4 @@
-/* quantize.c - floats to blocks: plain rounding and the better scale searches. What the codes mean: values.c; other rows: quantize_grid.c.
+/* quantize.c - floats to blocks: plain rounding and the better scale searches. Other rows: quantize_grid.c.
  *
  * Plain rounding (f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1) equals ggml's reference bit for bit, in the order of
  * operations of its gguf package (gguf-py quants.py). The searches follow the idea of ggml's make_qx_quants and make_qkx2_quants
@@ -217,7 +217,8 @@ static void set_scale_min(uint8_t *s, const int *sc, const int *m) {
 
 /* One affine super-block of 256 / n sub-blocks; scales and minima are 0..most. They are rounded together; then each sub-block
  * tries the neighbours of its rounded pair. */
-static void affine_k(const float *x, int n, int top, int most, mg_f16 *d_out, mg_f16 *dmin_out, int *sc, int *mn, uint8_t *codes) {
+static void affine_k(const float *x, int n, int top, int most, mg_f16 *d_out, mg_f16 *dmin_out, int *sc, int *mn,
+                     uint8_t *codes) {
     float w[256], d[16], m[16], d_max = 0, m_max = 0, q[32];
     for (int j = 0; j < 256 / n; j++) {
         weigh(x + n * j, n, w + n * j);

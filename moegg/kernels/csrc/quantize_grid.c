@@ -1,7 +1,7 @@
 /* quantize_grid.c - floats to blocks whose codes stand for a grid: iq4, fp4, ternary, MLX's affine rows and e4m3.
  *
  * tq1_0, tq2_0 and mxfp4 round as ggml's gguf package does (gguf-py quants.py); iq4 rows look for the scale as ggml's
- * quantize_row_iq4_nl_impl does, in idea. Most of these rows come from published files as they are; what is encoded here is what a
+ * quantize_row_iq4_nl_impl does, in idea. Most of these rows come from published files as they are; encoded here is what a
  * conversion has to change. Values of no meaning (NaN, infinity) give defined but useless codes: callers refuse them.
  */
 #include "kernels.h"

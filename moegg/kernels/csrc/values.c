@@ -136,7 +136,8 @@ DEQUANT(tq1_0) {
     for (; n > 0; n--, b++)
         for (int e = 0; e < 256; e++) {
             const int f = e - 160, g = e - 240;
-            const int q = f < 0 ? trit(b->qs[e % 32], e / 32) : g < 0 ? trit(b->qs[32 + f % 16], f / 16) : trit(b->qh[g % 4], g / 4);
+            const int q = f < 0 ? trit(b->qs[e % 32], e / 32) : g < 0 ? trit(b->qs[32 + f % 16], f / 16)
+                                                                      : trit(b->qh[g % 4], g / 4);
             *x++ = mg_f16_to_f32(b->d) * (q - 1);
         }
 }

@@ -5,7 +5,8 @@
  * The arithmetic is that of vec_generic.c, operation by operation.
  *
  * The includer defines TGT (target attribute), FN(name) (level suffix), LANES, TILE_MAX, types iv and fv, and
- *   ld(p) 4 * LANES bytes; words(p), bytes(p) LANES u16 or u8 as int32; lookup(grid, v) byte v of 16 for every byte below 16; bci(p), bcf(p) one int32 or float in every lane; halves(p) LANES f16 as floats; st(p, v); izero, zero
+ *   ld(p) 4 * LANES bytes; words(p), bytes(p) LANES u16 or u8 as int32; bci(p), bcf(p) one int32 or float in every lane
+ *   halves(p) LANES f16 as floats; st(p, v); izero, zero; lookup(grid, v) byte v of a grid of 16 for every byte v
  *   lo4(v), hi4(v) nibbles of every byte; merge(c, v, shift, mask) c | (v << shift & mask) per byte, shift may be negative
  *   fifth(c, h, i) c with bit 4 of byte k set where bit 4i + k of the lane's h is
  *   field(v, n, mask) v >> n & mask, sbyte_at(v, k) signed byte k of every lane; ci(n) n in every lane
@@ -13,8 +14,8 @@
  *   mul, add, madd(a, b, c) = a * b + c, nmadd(a, b, c) = c - a * b; lo16f, hi16f (f16 halves of every lane), lo16b, hi16b (bf16)
  *   dot_u4, dot_u5, dot_s8(c, a, cols, b, s, T): s[t] = exact dot of 8 code vectors with block b of a[t]; unsigned codes of that
  *   many bits, or signed bytes
- *   dot_halves(c, sc0, sc1, zero, a, cols, b, s, T): of unsigned codes of up to 6 bits less zero, each half times its scale, which
- *   is below 2^15; half_sums(m0, m1, x): the sum of the two halves' m times the sum of x, an mg_a8
+ *   dot_halves(c, sc0, sc1, zero, a, cols, b, s, T): of unsigned codes of up to 6 bits less zero, each half times its scale,
+ *   below 2^15; half_sums(m0, m1, x): the sum of the two halves' m times the sum of x, an mg_a8
  */
 #define PARTS (MG_GROUP / LANES)
 #define PIECE static inline __attribute__((always_inline)) TGT

@@ -20,7 +20,9 @@ OP fv bcf(const float *p) { return _mm256_broadcast_ss(p); }
 OP fv halves(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
 OP iv words(const void *p) { return _mm256_cvtepu16_epi32(_mm_loadu_si128(p)); }
 OP iv bytes(const void *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(p)); }
-OP iv lookup(const int8_t *grid, iv v) { return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)grid)), v); }
+OP iv lookup(const int8_t *grid, iv v) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)grid)), v);
+}
 OP void st(float *p, fv v) { _mm256_storeu_ps(p, v); }
 OP iv izero(void) { return _mm256_setzero_si256(); }
 OP fv zero(void) { return _mm256_setzero_ps(); }

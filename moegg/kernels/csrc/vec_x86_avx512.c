@@ -20,7 +20,9 @@ OP fv bcf(const float *p) { return _mm512_set1_ps(*p); }
 OP fv halves(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
 OP iv words(const void *p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256(p)); }
 OP iv bytes(const void *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(p)); }
-OP iv lookup(const int8_t *grid, iv v) { return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const void *)grid)), v); }
+OP iv lookup(const int8_t *grid, iv v) {
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)grid)), v);
+}
 OP void st(float *p, fv v) { _mm512_storeu_ps(p, v); }
 OP iv izero(void) { return _mm512_setzero_si512(); }
 OP fv zero(void) { return _mm512_setzero_ps(); }
