@@ -5,6 +5,7 @@ and keeps what was wrong in FOLDER.
 """
 import copy
 import json
+import math
 import random
 import shutil
 import struct
@@ -22,6 +23,7 @@ from moegg.converters.export import export
 from moegg.converters.run import convert
 from moegg.errors import InternalError, MoeggError
 from moegg.formats.container import Container
+from moegg.formats.safetensors import DTYPE_BITS
 
 NUMBERS = [0, 1, 2, 3, 7, 8, 31, 32, 33, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**62,
            2**63 - 1, 2**63, 2**64 - 1]
@@ -171,6 +173,21 @@ def mutate_json(value, rnd: random.Random):
         return value
 
 
+def repaired(head: dict, data: bytes) -> tuple[dict, bytes]:
+    """The header with offsets that fit its dtypes and shapes where they make sense, and as many bytes: to reach what lies behind."""
+    at, out = 0, {}
+    for name, e in head.items():
+        try:
+            nbytes = math.prod(e["shape"]) * DTYPE_BITS[e["dtype"]] // 8
+            ok = 0 <= nbytes < 1 << 20 and at + nbytes < 1 << 22
+        except (TypeError, KeyError, IndexError):
+            ok = False
+        if ok:
+            out[name] = e | {"data_offsets": [at, at + nbytes]}
+            at += nbytes
+    return out, (data * (at // len(data) + 1))[:at]
+
+
 def make(seed: int, folder: Path) -> Path:
     """Writes source number `seed` into `folder`, which is empty."""
     rnd = random.Random(seed)
@@ -183,7 +200,10 @@ def make(seed: int, folder: Path) -> Path:
     if which in (0, 3):
         config = mutate_json(config, rnd)
     if which in (1, 3):
-        head = mutate_json(head, rnd)
+        for _ in range(rnd.choice((1, 1, 2, 4))):
+            head = mutate_json(head, rnd)
+        if rnd.random() < 0.8:
+            head, data = repaired(head, data)
     text = json.dumps(head).encode()
     file = struct.pack("<Q", len(text)) + text + data
     (folder / "model.safetensors").write_bytes(mutate_bytes(file, rnd, len(text) + 8) if which == 2 else file)
