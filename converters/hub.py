@@ -5,6 +5,7 @@ holds its header alone. Weights are read by ranges until an eighth of a shard ha
 compared with the hub's SHA-256, and the one before is dropped. So the tensors outside of experts, which a conversion writes first, do
 not bring every shard twice. The folder is removed at the end, and by the next conversion after a crash.
 """
+import fcntl
 import hashlib
 import os
 import re
@@ -17,7 +18,7 @@ import numpy as np
 from moegg import log
 from moegg.converters.gguf import GGUFSource
 from moegg.converters.hf import JSON_LIMIT, HFSource
-from moegg.errors import FormatError, MoeggError, NotFound
+from moegg.errors import FormatError, IOFailure, MoeggError, NotFound, UsageError
 from moegg.formats.rawfile import RawFile
 from moegg.formats.safetensors import HEADER_LIMIT, INDEX
 from moegg.formats.writer import check_room, write_all
@@ -55,18 +56,37 @@ def _part(file: str, i: int) -> str:
 
 
 class _Work:
-    """The working folder; `snapshot` is named as a hub cache names it, which tells the source repository and revision."""
+    """The working folder, held alone; `snapshot` is named as a hub cache names it, which tells the source repository and revision.
+
+    Raises UsageError if another conversion holds it, NotFound, IOFailure.
+    """
 
     def __init__(self, address: Address, folder: Path):
         self.commit = commit_of(address)
         self.root = folder / f".{address.repo.replace('/', '--')}.convert.partial"
-        shutil.rmtree(self.root, ignore_errors=True)            # what a crash left
+        try:
+            self.root.mkdir(exist_ok=True)
+            self._fd = os.open(self.root, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise NotFound(f"{folder}: no such folder", "file-missing") from None
+        except OSError as e:
+            raise IOFailure(f"{self.root}: cannot be made: {e.strerror}", "io-write") from e
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise UsageError(f"{self.root}: another moegg process converts {address}; wait for it or stop it", "target-busy") from None
+        except OSError:
+            pass                                                # a file system without locks
+        for left in self.root.iterdir():                        # by a crash
+            shutil.rmtree(left, ignore_errors=True)
         self.snapshot = self.root / f"models--{address.repo.replace('/', '--')}" / "snapshots" / (self.commit or "main")
         self.snapshot.mkdir(parents=True)
         self.at = Address(address.repo, None, self.commit or address.revision)
 
     def remove(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
+        os.close(self._fd)
 
 
 class HubSource(HFSource):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from moegg.converters import convert, hub
-from moegg.errors import FormatError, IOFailure, MoeggError, NoRoom, NotFound, UnsupportedModel
+from moegg.errors import FormatError, IOFailure, MoeggError, NoRoom, NotFound, UnsupportedModel, UsageError
 from moegg.hub import remote
+from moegg.hub.address import parse_address
 from tests import tiny
 
 REPO = "ann/tiny"
@@ -119,6 +120,18 @@ def test_what_is_wrong_with_a_repository_is_named(there, tmp_path, change, error
     with pytest.raises(error, match=message):
         convert(f"hf:{REPO}", tmp_path / "a.moegg")
     assert not [p for p in tmp_path.iterdir() if "partial" in p.name or "moegg" in p.name]
+
+
+def test_two_conversions_of_one_repository_do_not_destroy_each_other_s_work(there, tmp_path):
+    first = hub.hub_source(parse_address(f"hf:{REPO}"), tmp_path)
+    with pytest.raises(UsageError, match="another moegg process converts hf:ann/tiny.*target-busy"):
+        convert(f"hf:{REPO}", tmp_path / "b.moegg")
+    assert len(first.rows("model.embed_tokens.weight", 0, 3)) == 3
+    first.close()
+    left = tmp_path / ".ann--tiny.convert.partial" / "x"
+    left.mkdir(parents=True)
+    convert(f"hf:{REPO}", tmp_path / "b.moegg")
+    assert not left.parent.exists()
 
 
 def test_the_disk_must_hold_the_output_and_one_shard(there, tmp_path, monkeypatch):
