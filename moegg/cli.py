@@ -7,6 +7,7 @@ Commands:
   export       write a file as a GGUF
   run          answer a prompt, or chat on the terminal
   server       serve a model to other programs over HTTP
+  archs        list the architectures that moegg runs
   inspect      show what a file holds
   verify       check every checksum of a file
   pull         fetch a model from a hub into the local store
@@ -40,7 +41,8 @@ from moegg import __version__, log
 from moegg.commands.options import did_you_mean, parse
 from moegg.errors import ExitStatus, InternalError, IOFailure, MoeggError, UsageError
 
-COMMANDS = ("convert", "export", "run", "server", "inspect", "verify", "pull", "push", "edit", "split", "repack", "list", "rm", "tokenize", "perplexity", "forward", "bench", "doctor")
+COMMANDS = ("convert", "export", "run", "server", "archs", "inspect", "verify", "pull", "push", "edit", "split", "repack",
+            "list", "rm", "tokenize", "perplexity", "forward", "bench", "doctor")
 QUICK_START = """
 Quick start:
   moegg run demo "Once upon a time"

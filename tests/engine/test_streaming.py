@@ -104,6 +104,16 @@ def test_the_oracle_holds_when_every_record_is_streamed(tmp_path):
         p.check(engine.forward(p.ids.tolist())[0])
 
 
+def test_a_router_ahead_of_the_dense_block_asks_for_what_is_used_and_nothing_else(tmp_path):
+    """gemma4 chooses from the raw residual stream: without any guessing, records are asked for before its dense MLP runs."""
+    path = convert_to(oracle.rebuild("gemma4_text", tmp_path / "hf"), tmp_path, "f32")
+    want = decode(open_engine(path, ctx=256), IDS[:20], 12)
+    engine = open_engine(path, ctx=256, ubatch=1, ram=ram_for(path, 0, ubatch=1), io="direct", lookahead=0)
+    np.testing.assert_array_equal(decode(engine, IDS[:20], 12), want)
+    n = engine.store.counters()
+    assert n["evictions"] > 0 and n["predicted"] > 0 and n["wasted"] == 0
+
+
 def test_several_sessions_in_a_pass_agree_when_streamed(files):
     path = files["wide"]
     full, engine = open_engine(path, ctx=256), open_engine(path, ctx=256, ram=ram_for(path, 5), io="direct")

@@ -1,0 +1,26 @@
+"""moegg archs: what it says comes from the modules, so that nothing is listed that does not run."""
+import json
+
+from moegg import registry
+from moegg.cli import main
+
+
+def listed(capsys, *argv):
+    assert main(["archs", *argv]) == 0
+    return capsys.readouterr().out
+
+
+def test_every_architecture_is_listed_with_what_it_is_made_of(capsys):
+    rows = {r["name"]: r for r in json.loads(listed(capsys, "--json"))["architectures"]}
+    assert list(rows) == registry.names()
+    assert all(r["classes"] and r["kinds"] and r["sources"] and r["not_supported"] and r["about"] for r in rows.values())
+    assert {"sinks", "sliding windows", "expert biases", "experts (softmax router)"} <= set(rows["gpt-oss"]["kinds"])
+    assert rows["gpt-oss"]["sources"] == ["safetensors (experts stacked or stacked, transposed)", "GGUF gpt-oss"]
+    assert {"keys as values", "dense MLP beside experts"} <= set(rows["gemma4"]["kinds"]) and rows["gemma4"]["gguf"] == []
+    assert "parallel residual" in rows["cohere2"]["kinds"] and "partial rope" in rows["glm"]["kinds"]
+
+
+def test_the_list_is_readable_on_a_terminal(capsys):
+    out = listed(capsys)
+    assert all(len(line) <= 100 for line in out.splitlines() if line.startswith(" "))
+    assert "gpt-oss: GptOssForCausalLM\n  made of: attention, sliding windows, sinks" in out and "  not supported: " in out
