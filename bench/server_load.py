@@ -99,9 +99,9 @@ def rate(done: list[dict], n: int) -> float:
 
 def turns(url: str, a, vocab: int) -> None:
     """Two turns: the second one should evaluate only what is new."""
-    ids = prompt(vocab, a.conversation, 7)
+    ids = prompt(vocab, a.conversation, 99)
     first = stream(url, ids, 32)
-    again = stream(url, ids + get(url, "/tokenize", {"content": first["text"]})["tokens"] + prompt(vocab, 16, 8), 8)
+    again = stream(url, ids + get(url, "/tokenize", {"content": first["text"]})["tokens"] + prompt(vocab, 16, 98), 8)
     for turn, d in enumerate((first, again), 1):
         emit(a.model, turn=turn, prompt_tokens=d["usage"]["prompt_tokens"], cached_tokens=d["usage"]["prompt_tokens_details"]["cached_tokens"],
              first_byte_s=round(d["first_byte"] - d["start"], 3), first_token_s=round(d["first"] - d["start"], 3))

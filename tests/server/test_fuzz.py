@@ -1,8 +1,9 @@
-"""Malformed requests, seeded: no route may answer 500, whatever JSON it is given. In process, without sockets."""
+"""Malformed requests, seeded: no route may answer 500, whatever JSON or bytes it is given."""
 import copy
 import io
 import json
 import random
+import socket
 from importlib.util import find_spec
 
 import pytest
@@ -11,7 +12,7 @@ from moegg.server.app import Service, build
 from moegg.server.guard import Policy
 from moegg.server.metrics import Metrics
 from moegg.server.worker import Worker
-from tests.server.scripted import ScriptedEngine, prompter_for
+from tests.server.scripted import ScriptedEngine, prompter_for, until
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 SEEDS = {
@@ -112,3 +113,31 @@ def test_no_request_is_a_500(tokenizer, path, seed, expected):
     finally:
         worker.close()
     assert expected in seen or path == "/v1/embeddings"
+
+
+RAW = (b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAuthorization: Bearer k\r\n"
+       b"Origin: http://localhost:1\r\nContent-Length: 56\r\nConnection: close\r\n\r\n"
+       b'{"messages": [{"role": "user", "content": "x"}], "n": 1}')
+WORDS = [b"\r\n", b"\0", b"\xff", b":", b" ", b"HTTP/9.9", b"Transfer-Encoding: chunked\r\n", b"Content-Length: -1\r\n", b"Content-Length: 9999\r\n",
+         b"GET", b"?a=b&c", b"/../", b"%00", b"Host: [::", b"Expect: 100-continue\r\n", b"Upgrade: websocket\r\n", b"x" * 70_000]
+
+
+def test_no_bytes_on_the_wire_are_a_500_or_stop_the_server(serve):
+    """Requests with words cut out, doubled and put in at random; some never end, and their connection is closed."""
+    rng = random.Random(4)
+    with serve("hello", parallel=2, queue=100) as s:
+        for _ in range(250):
+            data = bytearray(RAW)
+            for _ in range(rng.choice((1, 1, 2, 5))):
+                at = rng.randrange(len(data))
+                data[at:at + rng.choice((0, 0, 1, 8))] = rng.choice(WORDS)
+            with socket.create_connection(("127.0.0.1", s.client.port), timeout=60) as sock:
+                try:
+                    sock.sendall(data)
+                    sock.shutdown(socket.SHUT_WR)
+                    answer = b"".join(iter(lambda: sock.recv(65536), b""))
+                except (ConnectionError, TimeoutError):     # refused while it was still being sent
+                    continue
+            assert not answer or answer.startswith(b"HTTP/1.") and answer[9:12] != b"500" and b"Traceback" not in answer, (bytes(data), answer)
+        until(lambda: s.worker.load() == (0, 0))
+        assert s.client.chat()[0] == 200
