@@ -124,9 +124,11 @@ def kv_positions(attn: Gqa, ctx: int, ubatch: int) -> int:
 
 
 def kv_bytes(attn: Gqa, ctx: int, ubatch: int, kv: str) -> int:
-    """Bytes of one session's keys and values in one layer."""
+    """Bytes of one session's keys and values in one layer, and of its index keys."""
     pad = -(-attn.head_dim // 16) * 16
-    return attn.n_kv_head * kv_positions(attn, ctx, ubatch) * (attn.head_dim + pad) * (4 if kv == "f32" else 2)
+    n, x = kv_positions(attn, ctx, ubatch), attn.indexer
+    index = 4 * x.dim * (n + n // x.ratio + 16) if x else 0
+    return attn.n_kv_head * n * (attn.head_dim + pad) * (4 if kv == "f32" else 2) + index
 
 
 def state_bytes(block: Gqa | Mixer, ctx: int, ubatch: int, kv: str) -> int:
@@ -149,13 +151,15 @@ def scratch_bytes(model: Model, ctx: int, ubatch: int, n_threads: int) -> int:
     attn = [layer.attn for layer in model.layers if isinstance(layer.attn, Gqa)]
     moe = [layer.ffn for layer in model.layers if isinstance(layer.ffn, Moe)]
     mixed = [sum(t.shape[0] for t in walk(layer.attn) if len(t.shape) == 2) for layer in model.layers if not isinstance(layer.attn, Gqa)]
+    mixed += [a.indexer.dim for a in attn if a.indexer] + [layer.ple.ngram.width for layer in model.layers if layer.ple]
     mlps = [layer.ffn.shared if isinstance(layer.ffn, Moe) else layer.ffn for layer in model.layers]
     dense = max((m.up.shape[0] for m in mlps if m), default=0)
-    dense = max(dense, *(a.n_head * a.head_dim for a in attn if a.gate), 0)
+    dense = max(dense, *(a.n_head * a.head_dim for a in attn if a.gate), *(a.indexer.n_head * a.indexer.dim for a in attn if a.indexer), 0)
+    dense, wide = (max(dense, model.d * model.streams), model.d * model.streams) if model.streams > 1 else (dense, model.d)
     q, kv = (max((h * a.head_dim for h, a in heads), default=0) for heads in ([(a.n_head, a) for a in attn], [(a.n_kv_head, a) for a in attn]))
     q = max(q, model.d if moe else 0)
     inputs = model.per_layer.proj.shape[0] if model.per_layer else 0
-    widths = (model.d, model.d, model.d, q, q, kv, kv, dense, dense, max(mixed, default=0) + 160, inputs, inputs)
+    widths = (wide, model.d, model.d, q, q, kv, kv, dense, dense, max(mixed, default=0) + 176, inputs, inputs)
     n = sum(rows * (4 * w + 64) for w in widths) + rows * max(map(_act, widths))
     if moe:
         width, experts = max(m.experts.width for m in moe), max(m.experts.n for m in moe)
@@ -163,12 +167,13 @@ def scratch_bytes(model: Model, ctx: int, ubatch: int, n_threads: int) -> int:
         n += pairs * (4 * (2 * width + model.d) + _act(width) + 256) + ubatch * (8 * experts + 128) + 512 * experts
     part = 4 * (48 + max((a.head_dim for a in attn), default=0))
     n += n_threads * QROWS * (4 * TILE + (1 + ITEMS) * part) + 4 * n_threads * QROWS * (ctx // CHUNK + 1) * part
+    n += n_threads * max((8 * (ctx // a.indexer.ratio + a.indexer.budget + 64) for a in attn if a.indexer), default=0)
     return n + MAX_OUT * 4 * (model.vocab + 16) + len(model.layers) * 8192 + (1 << 16)
 
 
 def rope_bytes(model: Model, ctx: int) -> int:
     attn = [layer.attn for layer in model.layers if isinstance(layer.attn, Gqa)]
-    ropes, temperatures = dict.fromkeys(a.rope for a in attn if a.rope), {a.temperature for a in attn if a.temperature}
+    ropes, temperatures = dict.fromkeys(r for a in attn for r in (a.rope, a.indexer and a.indexer.rope) if r), {a.temperature for a in attn if a.temperature}
     return sum(len(r.regimes()) * ctx * r.dim * 4 for r in ropes) + len(temperatures) * ctx * 4
 
 
@@ -191,10 +196,10 @@ def plan(model: Model, sizes: FileSizes, *, ctx: int | None = None, sessions: tu
 
     def build(n: int, s: int, k: int = least) -> MemoryPlan:
         staging = min(sizes.gather, ROWS_BYTES) + (IO_BYTES if sizes.layers else 0)
-        state = k * sum(state_bytes(x.attn, n, s, kv) for x in model.layers)
+        state = k * sum(state_bytes(b, n, s, kv) for x in model.layers for b in (x.attn, x.ple) if b)
 
         def split(groups: int) -> MemoryPlan:
-            residual = groups * s * 4 * (model.d + 15) if groups > 1 else 0
+            residual = groups * s * 4 * (model.d * model.streams + 15) if groups > 1 else 0
             p = MemoryPlan(n, k, s, groups, kv, budget, process, sizes.resident, state, rope_bytes(model, n),
                            scratch_bytes(model, n, s, n_threads) + residual, staging, 0, sizes.experts)
             free = sizes.experts if budget is None else budget - p.fixed

@@ -17,6 +17,22 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class Indexer:
+    """Chooses the keys that a query sees: blocks of `ratio` neighbours, of the complete ones the budget / ratio best (ties: lowest), and
+    the incomplete one. score = sum over heads of relu(iq . ik) / sqrt(dim); iq = rope(norm(q x)), ik = rope(norm(mean of k x)) at the
+    block's first position. q [n_head dim, D], k [dim, D]."""
+    n_head: int
+    dim: int
+    budget: int
+    ratio: int
+    q: Tensor
+    k: Tensor
+    q_norm: Norm
+    k_norm: Norm
+    rope: Rope
+
+
+@dataclass(frozen=True)
 class Gqa:
     """Grouped-query attention, causal. Query i sees keys j <= i; with a window W those of i-W < j, with a chunk C those of j // C == i // C.
 
@@ -49,6 +65,7 @@ class Gqa:
     norm_last: bool = False
     temperature: tuple[float, int] | None = None
     kv_from: int | None = None
+    indexer: Indexer | None = None
 
     def oldest(self, i: int) -> int:
         """The first position that query i sees."""
@@ -62,8 +79,8 @@ class Gqa:
 
 @dataclass(frozen=True)
 class Mlp:
-    """down(act(gate x) * up x), or down(act(up x)) without gate. act: 'silu', 'gelu_tanh', or 'swiglu_oai' (gpt-oss):
-    g sigmoid(1.702 g) (u + 1) with g = gate x cut at 7 from above and u = up x at both sides."""
+    """down(act(gate x) * up x), or down(act(up x)) without gate. act: 'silu', 'gelu_tanh', or, with g = gate x cut
+    at 7 from above and u = up x at both sides, 'swiglu_oai' (gpt-oss): g sigmoid(1.702 g) (u + 1), and 'silu_cut' (maple): silu(g) u."""
     gate: Tensor | None
     up: Tensor
     down: Tensor

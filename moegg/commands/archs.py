@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from moegg import registry
-from moegg.arch import ConfigReader, Gqa, Layer, Mlp, Model, Moe
+from moegg.arch import ConfigReader, Gqa, Layer, Mlp, Model, Moe, Norm, Streams
 from moegg.errors import ExitStatus, printable
 
 WIDTH = 100
@@ -66,7 +66,7 @@ def attention_kinds(a: Gqa) -> Iterator[str]:
     facts = {"sliding windows": a.window, "chunks": a.chunk, "sinks": a.sinks, "gated attention": a.gate, "q and k norms": a.q_norm,
              "value norms": a.v_norm, "keys as values": a.k and not a.v, "shared keys and values": a.kv_from is not None,
              "layers without rope": a.rope is None, "partial rope": a.rope and a.rope.dim < a.head_dim, "attention soft cap": a.softcap,
-             "attention temperature": a.temperature}
+             "attention temperature": a.temperature, "sparse attention": a.indexer}
     yield from (name for name, there in facts.items() if there)
 
 
@@ -81,9 +81,10 @@ def ffn_kinds(f: Mlp | Moe) -> Iterator[str]:
 
 
 def layer_kinds(layer: Layer) -> Iterator[str]:
-    norms = [n for n in (layer.attn_norm, layer.ffn_norm, layer.attn_post_norm, layer.ffn_post_norm) if n]
+    norms = [n for n in (layer.attn_norm, layer.ffn_norm, layer.attn_post_norm, layer.ffn_post_norm) if isinstance(n, Norm)]
     facts = {"LayerNorm": any(n.kind == "layer" for n in norms), "parallel residual": layer.parallel, "residual scale": layer.scale != 1,
-             "norms after blocks": layer.attn_post_norm}
+             "norms after blocks": layer.attn_post_norm, "normed residual": layer.normed,
+             "gated residual streams": isinstance(layer.attn_norm, Streams), "n-gram embeddings": layer.ple}
     yield from (name for name, there in facts.items() if there)
 
 

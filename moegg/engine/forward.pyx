@@ -3,11 +3,13 @@
 All memory is taken when the executor is made; a pass allocates nothing. A session's state is state.py's.
 Callers (engine.py) have checked token ids, positions and sizes.
 """
+import numpy as np
+
 from cython cimport final
 from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
 from libc.string cimport memset
 
-from moegg.engine.structs cimport fill_attn, fill_mixer, fill_moe, fill_op, fill_rope, temperature
+from moegg.engine.structs cimport fill_attn, fill_indexer, fill_mixer, fill_moe, fill_ngram, fill_op, fill_rope, temperature
 from moegg.kernels cimport _core
 from moegg.kernels.exec cimport *
 from moegg.kernels.store cimport Store
@@ -38,6 +40,8 @@ cdef class Executor:
     cdef readonly Store store
     cdef const mg_kv *kv[256]           # of the pass: per session
     cdef float *const *state[256]
+    cdef const mg_index *index[256]
+    cdef const int32_t *history[256]
     cdef int32_t mark_at[256]
     cdef int32_t mark_slot[256]
     cdef int32_t own_flag
@@ -66,6 +70,9 @@ cdef class Executor:
         self.e.attn_scratch_floats = MG_QROWS * (MG_TILE + (1 + MG_ATTN_ITEMS) * part)
         self.e.attn_scratch = <float *>self.take(n_threads * self.e.attn_scratch_floats * 4)
         self.e.max_split_rows = 4 * n_threads * MG_QROWS
+        picks = [a.indexer for a in program.attn if a.indexer]
+        self.e.sparse_floats = max((2 * pad16(ctx // x.ratio + 1) + 2 * pad16(x.budget + x.ratio) for x in picks), default=0)
+        self.e.sparse_scratch = <float *>self.take(n_threads * self.e.sparse_floats * 4 + 64)
         self.e.attn_parts = <float *>self.take(self.e.max_split_rows * (ctx // MG_CHUNK + 1) * part * 4)
         self.e.cancel = self.flag
         self.groups = groups
@@ -125,6 +132,9 @@ cdef class Executor:
         cdef mg_attn_layer *attn = <mg_attn_layer *>self.take((len(program.readers) + 1) * sizeof(mg_attn_layer))
         cdef mg_moe_layer *layers = <mg_moe_layer *>self.take((len(program.moe) + 1) * sizeof(mg_moe_layer))
         cdef mg_mixer_layer *mixers = <mg_mixer_layer *>self.take((len(program.mixers) + 1) * sizeof(mg_mixer_layer))
+        indexed = [i for i, (a, _) in enumerate(program.readers) if a.indexer]
+        cdef mg_indexer *indexers = <mg_indexer *>self.take((len(indexed) + 1) * sizeof(mg_indexer))
+        cdef mg_ngram *ngrams = <mg_ngram *>self.take((len(program.ngrams) + 1) * sizeof(mg_ngram))
         cdef mg_rope *ropes = <mg_rope *>self.take((len(program.ropes) + 1) * sizeof(mg_rope))
         cdef int i
         tables = {t: <uintptr_t>temperature(self.arena, t, ctx) for t in {a.temperature for a, _ in program.readers} if t}
@@ -138,12 +148,21 @@ cdef class Executor:
                 attn[i].q_scale = <const float *><uintptr_t>tables[a.temperature]
         for i, m in enumerate(program.moe):
             fill_moe(self.arena, &layers[i], m, i, weights, moe[i])
+        for i, j in enumerate(indexed):
+            fill_indexer(&indexers[i], program.readers[j][0].indexer, i, weights, ctx)
+            indexers[i].rope = &ropes[program.ropes.index(program.readers[j][0].indexer.rope)]
+        for i, m in enumerate(program.ngrams):
+            fill_ngram(self.arena, &ngrams[i], m, weights)
         for i, (m, buffers) in enumerate(program.mixers):
             fill_mixer(self.arena, &mixers[i], m, i, weights, buffers)
         for i, op in enumerate(program.ops):
             fill_op(&ops[i], op, weights)
             if op.attn_index >= 0:
                 ops[i].attn = &attn[op.attn_index]
+                if op.attn_index in indexed:
+                    ops[i].indexer = &indexers[indexed.index(op.attn_index)]
+            if op.ple is not None:
+                ops[i].ngram = &ngrams[program.ngrams.index(op.ple)]
             if op.moe_index >= 0:
                 ops[i].moe = &layers[op.moe_index]
             if op.mixer_index >= 0:
@@ -173,6 +192,7 @@ cdef class Executor:
         cdef float[:, :, ::1] cw
         cdef int status
         self._states(states, seq_len)
+        self._remember(states, tokens, pos, seq)
         self._tokens(tokens, pos, seq, out_row, logits)
         if capture is not None:
             ci, cw = capture
@@ -193,6 +213,7 @@ cdef class Executor:
         if n > self.groups or not (n - 1) * S < T <= n * S:
             raise InternalError(f"{T} tokens in {n} groups do not fit the executor")
         self._states(states, seq_len)
+        self._remember(states, tokens, pos, seq)
         status = _core.exec_begin(&self.e, T)
         self._check(status)
         while first < self.e.n_ops:
@@ -218,9 +239,18 @@ cdef class Executor:
         for i, state in enumerate(states):
             self.kv[i] = <const mg_kv *><uintptr_t>state.entries.ctypes.data
             self.state[i] = <float *const *><uintptr_t>state.states.ctypes.data
+            self.index[i] = <const mg_index *><uintptr_t>state.index.ctypes.data
+            self.history[i] = <const int32_t *><uintptr_t>state.ids.ctypes.data
             self.mark_at[i], self.mark_slot[i] = state.mark_at, state.mark_slot
         self.e.seq_len, self.e.kv, self.e.capture_idx = &n[0], self.kv, NULL
+        self.e.index, self.e.history = self.index, self.history
         self.e.state, self.e.mark_at, self.e.mark_slot = self.state, self.mark_at, self.mark_slot
+
+    def _remember(self, list states, tokens, pos, seq):
+        """Token ids by position, for n-grams."""
+        if self.program.ngrams:
+            for i in np.unique(seq):
+                states[i].ids[pos[seq == i]] = tokens[seq == i]
 
     cdef _tokens(self, tokens, pos, seq, out_row, logits):
         cdef const int32_t[::1] t = tokens

@@ -6,11 +6,27 @@ it reads the buffer it is told, which it must not change, and leaves its output 
 from dataclasses import dataclass, field
 from typing import Any
 
-from moegg.arch import DeltaNet, Gqa, Lightning, LowRank, Mamba, Mixer, Mlp, Model, Moe, Norm, Rope, ShortConv, Tensor
-from moegg.arch.blocks import PerLayerGate
+from moegg.arch import (
+    DeltaNet,
+    Gqa,
+    Lightning,
+    LowRank,
+    Mamba,
+    Mixer,
+    Mlp,
+    Model,
+    Moe,
+    Norm,
+    PerLayerGate,
+    Ple,
+    Rope,
+    ShortConv,
+    Streams,
+    Tensor,
+)
 
-# residual, normed input, attention, block output, MLP halves, betas, per-layer inputs and what goes into them
-X, XN, Q, K, V, ATT, Y, GATE, UP, BETA, INPUTS, TOKENS = range(12)
+# residual, normed input, attention, block output, MLP halves, betas, per-layer inputs and what goes into them, how streams take an output
+X, XN, Q, K, V, ATT, Y, GATE, UP, BETA, INPUTS, TOKENS, INJECT = range(13)
 
 
 @dataclass(frozen=True)
@@ -38,10 +54,13 @@ class Op:
     gate: Tensor | None = None
     scale: float = 1.0
     softcap: float = 0.0
+    keep: float = 1.0
+    streams: int = 1
     attn_index: int = -1
     moe: Moe | None = None
     moe_index: int = -1
     mixer_index: int = -1
+    ple: Ple | None = None
 
 
 @dataclass
@@ -50,12 +69,12 @@ class Program:
     layers and whose KV state they read; mixers: layers with a float state, and the names of their buffers."""
     model: Model
     ops: list[Op] = field(default_factory=list)
-    widths: list[int] = field(default_factory=lambda: [0] * (TOKENS + 1))
+    widths: list[int] = field(default_factory=lambda: [0] * (INJECT + 1))
     attn: list[Gqa] = field(default_factory=list)
     readers: list[tuple[Gqa, int]] = field(default_factory=list)
     kv_of: dict[int, int] = field(default_factory=dict)         # layer -> index in attn
     moe: list[Moe] = field(default_factory=list)
-    mixers: list[tuple[Mixer, dict[str, int]]] = field(default_factory=list)
+    mixers: list[tuple[Mixer | Ple, dict[str, int]]] = field(default_factory=list)
 
     def add(self, kind: str, **fields: Any) -> None:
         self.ops.append(Op(kind, **fields))
@@ -77,8 +96,22 @@ class Program:
         for w, dst in products:
             self.widen(w.shape[0], dst)
 
+    def read(self, layer: int, s: Streams) -> None:
+        """What a block reads of the streams, into XN; the factors of its output into INJECT."""
+        n, d = self.model.streams, self.model.d
+        self.add("grouped_norm", layer=layer, src=X, dst=UP, norm=s.norm, n=d, streams=n)
+        self.widen(n * d, UP)
+        self.project(layer, UP, (s.down, ATT), *([(s.inject, INJECT)] if s.inject else []))
+        self.add("squash", layer=layer, dst=ATT, n=s.down.shape[0], streams=n)
+        self.project(layer, ATT, (s.up, GATE))
+        self.add("mix", layer=layer, src=UP, src2=GATE, dst=XN, n=d, streams=n)
+
     @property
-    def mixer_blocks(self) -> list[Mixer]:
+    def ngrams(self) -> list[Ple]:
+        return [m for m, _ in self.mixers if isinstance(m, Ple)]
+
+    @property
+    def mixer_blocks(self) -> list[Mixer | Ple]:
         return [m for m, _ in self.mixers]
 
     @property
@@ -88,13 +121,14 @@ class Program:
     @property
     def ropes(self) -> list[Rope]:
         """The distinct rotary embeddings, in order of first use."""
-        return list(dict.fromkeys(a.rope for a, _ in self.readers if a.rope))
+        return list(dict.fromkeys(r for a, _ in self.readers for r in (a.rope, a.indexer and a.indexer.rope) if r))
 
 
 def lower(model: Model, lookahead: bool = False) -> Program:
     """The program of one forward pass. lookahead: before the attention of a layer with experts, guess which ones it will choose."""
     p, d = Program(model), model.d
-    p.widen(d, X, XN, Y)
+    p.widen(d * model.streams, X)
+    p.widen(d, XN, Y)
     p.add("embed", dst=X, linears=(Linear(model.embed, None, X),), scale=model.embed_scale)
     if inputs := model.per_layer:
         n, width = inputs.proj.shape[0], inputs.norm.weight.shape[0]
@@ -102,24 +136,53 @@ def lower(model: Model, lookahead: bool = False) -> Program:
         p.add("embed", dst=TOKENS, linears=(Linear(inputs.table, None, TOKENS),), scale=width ** 0.5)
         p.add("linear", src=X, linears=(Linear(inputs.proj, None, INPUTS),))
         p.add("per_layer", src=TOKENS, dst=INPUTS, norm=inputs.norm, n=width, at=n, scale=d ** -0.5)
+    if model.streams > 1:
+        p.add("repeat", dst=X, n=d, streams=model.streams)
     for i, layer in enumerate(model.layers):
-        if lookahead and p.moe and isinstance(f := layer.ffn, Moe) and (norm := f.router_norm or layer.ffn_norm):
+        if layer.ple:
+            _ple(p, i, layer.ple)
+        if lookahead and p.moe and isinstance(f := layer.ffn, Moe) and not layer.normed and isinstance(norm := f.router_norm or layer.ffn_norm, Norm):
             p.add("lookahead", layer=i, src=X, dst=XN, norm=norm, n=d, moe=f, moe_index=len(p.moe), scale=f.router_scale)
         source = X
-        for norm, block, post in ((layer.attn_norm, layer.attn, layer.attn_post_norm), (layer.ffn_norm, layer.ffn, layer.ffn_post_norm)):
+        for part, (norm, block, post) in enumerate(((layer.attn_norm, layer.attn, layer.attn_post_norm),
+                                                    (layer.ffn_norm, layer.ffn, layer.ffn_post_norm))):
+            if isinstance(norm, Streams):
+                p.read(i, norm)
+                LOWER[type(block)](p, i, block, XN)
+                p.add("inject", layer=i, src=Y, src2=INJECT, dst=X, n=d, streams=model.streams)
+                continue
+            normed = X if layer.normed else XN
             if norm:
-                p.add("norm", layer=i, src=X, dst=XN, norm=norm, n=d)
-            if not layer.parallel or block is layer.attn:
-                source = XN if norm else X
+                p.add("norm", layer=i, src=X, dst=normed, norm=norm, n=d)
+            if not layer.parallel or part == 0:
+                source = normed if norm else X
             LOWER[type(block)](p, i, block, source)
-            p.add("add", layer=i, src=Y, dst=X, norm=post, n=d, scale=layer.scale)
+            keep, scale = layer.normed[part] if layer.normed else (1.0, layer.scale)
+            p.add("add", layer=i, src=Y, dst=X, norm=post, n=d, scale=scale, keep=keep)
         if layer.per_layer:
             _per_layer(p, i, layer.per_layer)
         if layer.out_scale:
             p.add("scale", layer=i, dst=X, gate=layer.out_scale, n=d)
-    p.add("head", src=X, dst=XN, norm=model.final_norm, n=d, linears=(Linear(model.head or model.embed, None, -1),),
+    final = model.final_norm
+    if isinstance(final, Streams):
+        p.read(-1, final)
+    p.add("head", src=XN if isinstance(final, Streams) else X, dst=Y if isinstance(final, Streams) else XN,
+          norm=None if isinstance(final, Streams) else final, n=d, linears=(Linear(model.head or model.embed, None, -1),),
           softcap=model.logit_softcap, scale=model.logit_scale)
     return p
+
+
+def _ple(p: Program, i: int, m: Ple) -> None:
+    n, d = p.model.streams, p.model.d
+    p.widen(m.ngram.width, ATT)
+    p.add("ngram", layer=i, dst=ATT, ple=m)
+    p.project(i, ATT, (m.key, GATE), (m.value, Y))
+    p.widen(n * d, UP)
+    p.add("ple", layer=i, src=GATE, src2=Y, src3=UP, dst=X, n=d, streams=n, ple=m)
+    p.add("conv", layer=i, mixer_index=len(p.mixers))
+    p.mixers.append((m, {"v": GATE}))
+    for src in (UP, GATE):
+        p.add("add", layer=i, src=src, dst=X, n=n * d)
 
 
 def _gqa(p: Program, i: int, a: Gqa, x: int) -> None:
@@ -134,7 +197,12 @@ def _gqa(p: Program, i: int, a: Gqa, x: int) -> None:
     p.widen(a.n_kv_head * a.head_dim, K, V)
     p.add("linear", layer=i, src=x, linears=tuple(own))
     p.add("rope_kv", layer=i, src=Q, src2=K, src3=V, attn_index=index)
-    p.add("attention", layer=i, src=Q, dst=ATT, attn_index=index)
+    if a.indexer:
+        p.project(i, x, (a.indexer.q, UP), (a.indexer.k, BETA))
+        p.add("index", layer=i, src=UP, src2=BETA, attn_index=index)
+        p.add("sparse", layer=i, src=Q, src2=UP, dst=ATT, attn_index=index)
+    else:
+        p.add("attention", layer=i, src=Q, dst=ATT, attn_index=index)
     if a.gate:
         p.widen(wide, GATE)
         p.add("linear", layer=i, src=x, linears=(Linear(a.gate, None, GATE),))

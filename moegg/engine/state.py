@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moegg.arch import Gqa, Mixer
+from moegg.arch import Gqa, Mixer, Ple
 from moegg.errors import BadRequest
 from moegg.planner import MARKS, kv_positions
 
@@ -53,7 +53,7 @@ class SessionState:
     at: tokens that the mixers' live states hold; marks: and their copies, -1 for none.
     """
 
-    def __init__(self, attn: Sequence[Gqa], mixers: Sequence[Mixer], ctx: int, ubatch: int, kv: str):
+    def __init__(self, attn: Sequence[Gqa], mixers: Sequence[Mixer | Ple], ctx: int, ubatch: int, kv: str):
         dtype = np.float32 if kv == "f32" else np.float16
         self.high = self.at = 0
         self.capacity = [kv_positions(a, ctx, ubatch) for a in attn]
@@ -66,12 +66,18 @@ class SessionState:
         self.marks = [-1] * MARKS
         self.mark_at = self._mark = self._prompt_end = -1    # of the pass that runs, of its call; where the last marked call ended
         self.mark_slot = 0
+        # of indexers: raw keys by position, and keys of complete blocks [blocks / 16, dim, 16]
+        self._index = [(zeros((cap, a.indexer.dim), np.float32), zeros((-(-cap // a.indexer.ratio // BLOCK), BLOCK * a.indexer.dim), np.float32))
+                       for a, cap in zip(attn, self.capacity, strict=True) if a.indexer]
+        self.index = np.array([[k.ctypes.data, b.ctypes.data] for k, b in self._index], np.uintp)      # mg_index [layers]
+        self.ids = np.zeros(ctx if any(isinstance(m, Ple) for m in mixers) else 0, np.int32)           # by position, for n-grams
         self.entries = np.array([[k.ctypes.data, v.ctypes.data] for k, v in self._kv], np.uintp)       # mg_kv [layers]
         self.states = np.array([x.ctypes.data for x in self._floats], np.uintp)                        # float * [layers]
 
     @property
     def nbytes(self) -> int:
-        return sum(k.nbytes + v.nbytes for k, v in self._kv) + sum(x.nbytes for x in self._floats)
+        return sum(k.nbytes + v.nbytes for k, v in self._kv) + sum(x.nbytes for x in self._floats) + sum(
+            k.nbytes + b.nbytes for k, b in self._index)
 
     def prompt(self, first: int, last: int) -> None:
         """A call is about to take in positions [first, last) in one or more passes. More than one token are a prompt, which gets a mark
@@ -157,4 +163,6 @@ class SessionState:
         for (k, v), cap in zip(self._kv, self.capacity, strict=True):
             blocks = -(-n // BLOCK) if max(n, self.high) <= cap else cap // BLOCK
             out += [k[:, :blocks], v[:, :blocks]]
-        return out + [x[slot] for x in self._floats]
+        for keys, blocks in self._index:
+            out += [keys[:n], blocks[:n // BLOCK + 1]]
+        return [*out, self.ids[:n], *(x[slot] for x in self._floats)]

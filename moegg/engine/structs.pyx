@@ -12,15 +12,18 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
 
 from moegg.kernels.exec cimport *
 
-from moegg.arch import DeltaNet, Lightning, Mamba, ShortConv
+from moegg.arch import DeltaNet, Lightning, Mamba, Ple, ShortConv
 from moegg.engine.state import pad16
+from moegg.errors import UnsupportedModel
 from moegg.planner import kv_positions
 from moegg.quants import QUANTS
 
 _KINDS = {"embed": MG_OP_EMBED, "norm": MG_OP_NORM, "linear": MG_OP_LINEAR, "rope_kv": MG_OP_ROPE_KV, "attention": MG_OP_ATTENTION,
-          "add": MG_OP_ADD, "glu": MG_OP_GLU, "gate": MG_OP_GATE, "scale": MG_OP_SCALE, "per_layer": MG_OP_PER_LAYER, "route": MG_OP_ROUTE, "moe": MG_OP_MOE, "head": MG_OP_HEAD,
-          "lookahead": MG_OP_LOOKAHEAD, "act": MG_OP_ACT, "conv": MG_OP_CONV, "matrix": MG_OP_MATRIX, "scan": MG_OP_SCAN}
-_ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH, "sigmoid": MG_SIGMOID, "swiglu_oai": MG_SWIGLU_OAI}
+          "add": MG_OP_ADD, "glu": MG_OP_GLU, "gate": MG_OP_GATE, "scale": MG_OP_SCALE, "per_layer": MG_OP_PER_LAYER, "route": MG_OP_ROUTE,
+          "moe": MG_OP_MOE, "head": MG_OP_HEAD, "lookahead": MG_OP_LOOKAHEAD, "act": MG_OP_ACT, "conv": MG_OP_CONV, "matrix": MG_OP_MATRIX,
+          "scan": MG_OP_SCAN, "repeat": MG_OP_REPEAT, "grouped_norm": MG_OP_GROUPED_NORM, "squash": MG_OP_SQUASH, "mix": MG_OP_MIX,
+          "inject": MG_OP_INJECT, "ngram": MG_OP_NGRAM, "ple": MG_OP_PLE, "index": MG_OP_INDEX, "sparse": MG_OP_SPARSE}
+_ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH, "sigmoid": MG_SIGMOID, "swiglu_oai": MG_SWIGLU_OAI, "silu_cut": MG_SILU_CUT}
 _NORMS = {"rms": MG_NORM_RMS, "layer": MG_NORM_LAYER}
 _SCORES = {"softmax": MG_SCORE_SOFTMAX, "sigmoid": MG_SCORE_SIGMOID, "sparsemixer": MG_SCORE_SPARSEMIXER}
 
@@ -91,7 +94,7 @@ cdef int fill_op(mg_op *m, op, dict weights) except -1:
     for j, lin in enumerate(op.linears):
         m.mat_dst[j] = lin.dst
         fill_mat(&m.mat[j], weights, lin.weight, lin.bias)
-    m.n, m.at, m.scale, m.softcap = op.n, op.at, op.scale, op.softcap
+    m.n, m.at, m.scale, m.softcap, m.keep, m.streams = op.n, op.at, op.scale, op.softcap, op.keep, op.streams
     fill_norm(&m.norm, op.norm, weights)
     if op.gate is not None:
         m.norm.w = vector(weights, op.gate)
@@ -143,6 +146,29 @@ cdef const float *temperature(arena, tuple table, int ctx) except NULL:
     return <const float *><uintptr_t>arena.keep(factors)
 
 
+cdef int fill_indexer(mg_indexer *x, i, int index, dict weights, int ctx) except -1:
+    x.index, x.n_head, x.dim, x.budget, x.ratio = index, i.n_head, i.dim, i.budget, i.ratio
+    x.q_norm, x.k_norm, x.eps, x.scale = vector(weights, i.q_norm.weight), vector(weights, i.k_norm.weight), i.q_norm.eps, i.dim ** -0.5
+    x.max_blocks = pad16(ctx // i.ratio + 1)
+
+
+cdef int fill_ngram(arena, mg_ngram *g, m, dict weights) except -1:
+    n = m.ngram
+    first = weights[n.shards[0].name]
+    g.size, g.heads, g.eos = len(n.multipliers), len(n.moduli) // (len(n.multipliers) - 1), n.eos
+    g.quant, g.shard_rows, g.dim = QUANTS[first.quant].id, first.rows, first.cols
+    if len({weights[t.name].quant for t in n.shards}) > 1:
+        raise UnsupportedModel(f"{n.shards[0].name}: its shards have several quants; supported: one", "arch-unsupported")
+    for i, x in enumerate(n.multipliers):
+        g.multiplier[i] = x
+    g.modulus = <const int64_t *><uintptr_t>arena.keep(np.array(n.moduli, np.int64))
+    g.offset = <const int64_t *><uintptr_t>arena.keep(np.array(n.offsets, np.int64))
+    g.shard = <const uint8_t *const *><uintptr_t>arena.keep(np.array([weights[t.name].address for t in n.shards], np.uintp))
+    fill_norm(&g.norm_key, m.norm_key, weights)
+    fill_norm(&g.norm_query, m.norm_query, weights)
+    fill_norm(&g.norm_conv, m.norm_conv, weights)
+
+
 cdef int fill_conv(mg_conv *v, conv, int buf, int64_t at, dict weights) except -1:
     v.w, v.buf, v.at = vector(weights, conv.weight), buf, at
     v.channels, v.taps, v.dilation, v.silu = conv.weight.shape[0], conv.weight.shape[1], conv.dilation, conv.silu
@@ -159,7 +185,7 @@ cdef int fill_mixer(arena, mg_mixer_layer *l, m, int index, dict weights, dict b
         fill_conv(&l.conv[i], conv, (l.q, l.k, l.v)[i] if len(convs) > 1 else l.v, l.matrix_at, weights)
         l.matrix_at += conv.state_floats
     l.n_conv = len(convs)
-    if isinstance(m, ShortConv):
+    if isinstance(m, (ShortConv, Ple)):
         return 0
     if isinstance(m, Mamba):
         l.dv, l.states = m.a_log.shape

@@ -1,5 +1,5 @@
 # exec.pxd - the executor's structs (csrc/exec.h) for Cython; field comments are in the header. The functions are reached through _core.
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 from moegg.kernels.store_c cimport mg_store
 
@@ -14,6 +14,7 @@ cdef extern from "exec.h" nogil:
         MG_GELU_TANH
         MG_SIGMOID
         MG_SWIGLU_OAI
+        MG_SILU_CUT
         MG_NORM_RMS
         MG_NORM_LAYER
         MG_SCORE_SOFTMAX
@@ -32,6 +33,16 @@ cdef extern from "exec.h" nogil:
         MG_OP_CONV
         MG_OP_MATRIX
         MG_OP_SCAN
+        MG_OP_REPEAT
+        MG_OP_GROUPED_NORM
+        MG_OP_SQUASH
+        MG_OP_MIX
+        MG_OP_INJECT
+        MG_OP_NGRAM
+        MG_OP_PLE
+        MG_OP_INDEX
+        MG_OP_SPARSE
+        MG_NGRAM_MAX
         MG_OP_ACT
         MG_OP_SCALE
         MG_OP_PER_LAYER
@@ -113,16 +124,37 @@ cdef extern from "exec.h" nogil:
         const float *a_log
         const float *d
         int32_t states, b, c, dt
+    ctypedef struct mg_indexer:
+        int32_t index, n_head, dim, budget, ratio
+        const float *q_norm
+        const float *k_norm
+        float eps, scale
+        const mg_rope *rope
+        int64_t max_blocks
+    ctypedef struct mg_ngram:
+        int32_t size, heads, quant, eos
+        int64_t dim, shard_rows
+        uint64_t multiplier[8]
+        const int64_t *modulus
+        const int64_t *offset
+        const uint8_t *const *shard
+        mg_norm norm_key, norm_query, norm_conv
     ctypedef struct mg_op:
         int32_t kind, layer, src, src2, src3, dst, n_mats
         int32_t mat_dst[3]
         mg_mat mat[3]
         int32_t n, act, at
         mg_norm norm
-        float scale, softcap
+        float scale, softcap, keep
+        int32_t streams
         const mg_attn_layer *attn
         const mg_moe_layer *moe
         const mg_mixer_layer *mixer
+        const mg_indexer *indexer
+        const mg_ngram *ngram
+    ctypedef struct mg_index:
+        float *raw
+        float *blocks
     ctypedef struct mg_kv:
         void *k
         void *v
@@ -141,6 +173,8 @@ cdef extern from "exec.h" nogil:
         int64_t attn_scratch_floats
         float *attn_parts
         int32_t max_split_rows
+        float *sparse_scratch
+        int64_t sparse_floats
         int32_t *blocks
         mg_job *jobs
         float *pair_gate
@@ -167,6 +201,8 @@ cdef extern from "exec.h" nogil:
         const int32_t *pos
         const int32_t *seq
         const mg_kv *const *kv
+        const mg_index *const *index
+        const int32_t *const *history
         float *const *const *state
         const int32_t *mark_at
         const int32_t *mark_slot

@@ -7,11 +7,11 @@ import numpy as np
 from libc.stdint cimport int32_t, int64_t, uintptr_t
 
 from moegg.kernels cimport _core
-from moegg.kernels.exec cimport MG_CHUNK, MG_GELU_TANH, MG_PART_HEAD, MG_QROWS, MG_SIGMOID, MG_SILU, MG_SWIGLU_OAI, MG_TILE, mg_attn, mg_oldest
+from moegg.kernels.exec cimport MG_CHUNK, MG_GELU_TANH, MG_PART_HEAD, MG_QROWS, MG_SIGMOID, MG_SILU, MG_SILU_CUT, MG_SWIGLU_OAI, MG_TILE, mg_attn, mg_oldest
 
 from moegg.errors import BadRequest
 
-_ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH, "sigmoid": MG_SIGMOID, "swiglu_oai": MG_SWIGLU_OAI}
+_ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH, "sigmoid": MG_SIGMOID, "swiglu_oai": MG_SWIGLU_OAI, "silu_cut": MG_SILU_CUT}
 TILE, CHUNK = MG_TILE, MG_CHUNK
 
 
@@ -52,7 +52,7 @@ def rope(x, cosine, sine, interleaved=False):
 
 
 def glu(act, gate, up):
-    """act(gate [N]) * up [N]; act: 'silu', 'gelu_tanh', 'sigmoid' or 'swiglu_oai'."""
+    """act(gate [N]) * up [N]; act: 'silu', 'gelu_tanh', 'sigmoid', 'swiglu_oai' or 'silu_cut'."""
     cdef float[::1] g = _row(gate)
     cdef float[::1] u = _row(up, g.shape[0])
     _core.op_table().glu(_ACTS[act], &g[0], &u[0], g.shape[0], &g[0])

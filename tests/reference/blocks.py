@@ -50,15 +50,17 @@ def softmax(x):
     return e / e.sum(axis=-1, keepdims=True)
 
 
-def attention(q, k, v, scale, window=0, softcap=0.0, chunk=0, sinks=None):
+def attention(q, k, v, scale, window=0, softcap=0.0, chunk=0, sinks=None, seen=None):
     """q [T, H, Dh] are the last T of S positions, k and v [S, G, Dh] -> [T, H * Dh]. Causal; window W: keys i-W < j <= i;
-    chunk C: keys of the query's own chunk; sinks [H]: logits that join the softmax and have no value."""
+    chunk C: keys of the query's own chunk; sinks [H]: logits that join the softmax and have no value;
+    seen [T, S]: a mask of its own."""
     (t, heads, dim), (s, groups, _) = q.shape, k.shape
     scores = np.einsum("tgrd,sgd->grts", q.reshape(t, groups, heads // groups, dim), k) * F32(scale)
     if softcap:
         scores = F32(softcap) * np.tanh(scores / F32(softcap))
     i, j = np.arange(s - t, s)[:, None], np.arange(s)[None, :]
     visible = (j <= i) & (j > i - window) if window else (j <= i) & (j // chunk == i // chunk) if chunk else j <= i
+    visible = visible if seen is None else visible & seen
     scores = np.where(visible, scores, F32(-np.inf))
     if sinks is not None:
         sink = np.broadcast_to(sinks.reshape(groups, -1, 1, 1), (*scores.shape[:3], 1))
@@ -73,10 +75,12 @@ def temperature(positions, a, n):
 
 
 def gated(name, g, u):
-    """act(g) * u; 'swiglu_oai' (gpt-oss) cuts both at 7 and counts u from -1."""
-    if name != "swiglu_oai":
+    """act(g) * u; 'silu_cut' (maple) and 'swiglu_oai' (gpt-oss) cut both at 7, the latter counts u from -1."""
+    if name not in ("swiglu_oai", "silu_cut"):
         return act(name, g) * u
     g, u = np.minimum(g, F32(7)), np.clip(u, F32(-7), F32(7))
+    if name == "silu_cut":
+        return act("silu", g) * u
     return g * sigmoid(F32(1.702) * g) * (u + 1)
 
 

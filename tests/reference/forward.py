@@ -3,26 +3,30 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from moegg.arch import Gqa, Mlp
-from tests.reference import blocks, mixers
+from moegg.arch import Gqa, Mlp, Streams
+from tests.reference import blocks, mixers, streams
 
 F32 = np.float32
 
 
 @dataclass
 class State:
-    """Keys (before rope) and values [S, G, Dh] per layer, and the states of mixers, of `n` positions evaluated so far."""
+    """Keys (before rope) and values [S, G, Dh] per layer, the states of mixers and the raw keys of indexers, of `n` positions evaluated so
+    far; their token ids, and the past of each n-gram convolution."""
     n: int = 0
     kv: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     mixers: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+    past: dict[int, np.ndarray] = field(default_factory=dict)
+    ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    index: dict[int, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass
 class Result:
-    """logits [T, V]; hidden [L + 1, T, D]: residual stream entering each layer, last after the final norm; router_idx and
+    """logits [T, V]; hidden: L + 1 arrays [T, D]: the residual (all its streams) entering each layer, last after the final norm; router_idx and
     router_w [M, T, K] by descending weight, of the M MoE layers `moe_layers`."""
     logits: np.ndarray
-    hidden: np.ndarray
+    hidden: list[np.ndarray]
     moe_layers: list[int]
     router_idx: np.ndarray
     router_w: np.ndarray
@@ -33,34 +37,53 @@ def forward(model, weights, ids, state=None):
     state = State() if state is None else state
     ids = np.asarray(ids, np.int64)
     total = state.n + len(ids)
-    x = weights["embed"][ids] * F32(model.embed_scale)
+    x = np.tile(weights["embed"][ids] * F32(model.embed_scale), model.streams)
+    state.ids = np.concatenate([state.ids, ids])
     inputs = _per_layer_inputs(model, weights, x, ids) if model.per_layer else None
     hidden, routed = [], []
+
+    def ffn(layer, number, h, x=None):
+        if isinstance(layer.ffn, Mlp):
+            return _mlp(layer.ffn, weights, h)
+        y, idx, w = _moe(layer.ffn, weights, h, x)
+        routed.append((number, idx, w))
+        return y
     for number, layer in enumerate(model.layers):
         hidden.append(x)
+        def attn(h, layer=layer, number=number):
+            return _mixed(layer.attn, weights, h, number, state, total)
+        if layer.ple:
+            added, state.past[number] = streams.ple(layer.ple, weights, x, model.d, state.ids, state.past.get(number))
+            x = x + added
+        if isinstance(layer.attn_norm, Streams):
+            for reader, block in ((layer.attn_norm, attn), (layer.ffn_norm, lambda h, a=layer, n=number: ffn(a, n, h))):
+                h, factors = streams.read(reader, weights, x, model.d)
+                x = streams.write(x, block(h), factors)
+            continue
+        if layer.normed:
+            (a, b), (c, d) = layer.normed
+            h = _norm(layer.attn_norm, weights, x)
+            h = _norm(layer.ffn_norm, weights, F32(a) * h + F32(b) * attn(h))
+            x = F32(c) * h + F32(d) * ffn(layer, number, h)
+            continue
         h = _norm(layer.attn_norm, weights, x)
-        y = _mixed(layer.attn, weights, h, number, state, total)
-        x = x + F32(layer.scale) * _norm(layer.attn_post_norm, weights, y)
+        x = x + F32(layer.scale) * _norm(layer.attn_post_norm, weights, attn(h))
         h = h if layer.parallel else _norm(layer.ffn_norm, weights, x)
-        if isinstance(layer.ffn, Mlp):
-            y = _mlp(layer.ffn, weights, h)
-        else:
-            y, idx, w = _moe(layer.ffn, weights, h, x)
-            routed.append((number, idx, w))
-        x = x + F32(layer.scale) * _norm(layer.ffn_post_norm, weights, y)
+        x = x + F32(layer.scale) * _norm(layer.ffn_post_norm, weights, ffn(layer, number, h, x))
         if g := layer.per_layer:
             y = blocks.act(g.act, _linear(x, weights, g.gate, None)) * inputs[:, number]
             x = x + _norm(g.post_norm, weights, _linear(y, weights, g.proj, None))
         if layer.out_scale:
             x = x * weights[layer.out_scale.name]
-    x = _norm(model.final_norm, weights, x)
+    final = model.final_norm
+    x = streams.read(final, weights, x, model.d)[0] if isinstance(final, Streams) else _norm(final, weights, x)
     hidden.append(x)
     logits = blocks.linear(x, weights[model.head.name if model.head else "embed"])
     logits = logits * F32(model.logit_scale)
     if model.logit_softcap:
         logits = F32(model.logit_softcap) * np.tanh(logits / F32(model.logit_softcap))
     state.n = total
-    return Result(logits, np.stack(hidden), [n for n, _, _ in routed], np.array([i for _, i, _ in routed]),
+    return Result(logits, hidden, [n for n, _, _ in routed], np.array([i for _, i, _ in routed]),
                   np.array([w for _, _, w in routed]))
 
 
@@ -160,7 +183,26 @@ def _attention(a, weights, x, number, state, total):
         q, k = _qk_norm(a.q_norm, weights, q), _qk_norm(a.k_norm, weights, k)
     if a.temperature:
         q = q * blocks.temperature(here, *a.temperature)[:, None, None]
-    y = blocks.attention(q, k, v, a.scale, a.window, a.softcap, a.chunk, weights[a.sinks.name] if a.sinks else None)
+    seen = _seen(a.indexer, weights, x, number, state, total) if a.indexer else None
+    y = blocks.attention(q, k, v, a.scale, a.window, a.softcap, a.chunk, weights[a.sinks.name] if a.sinks else None, seen)
     if a.gate:
         y = y * blocks.act("sigmoid", _linear(x, weights, a.gate, None))
     return _linear(y, weights, a.o, a.o_bias)
+
+
+def _seen(x, weights, h, number, state, total):
+    """The keys that each of the last positions may see by its indexer, [T, S]."""
+    first = total - len(h)
+    raw = _linear(h, weights, x.k, None)
+    raw = state.index[number] = np.concatenate([state.index[number], raw]) if number in state.index else raw
+    inv, factor = next((inv, factor) for limit, inv, factor in x.rope.regimes() if total <= limit)
+    q = _norm(x.q_norm, weights, _linear(h, weights, x.q, None).reshape(len(h), -1, x.dim))
+    q = blocks.rope(q, np.arange(first, total), inv, factor, x.rope.interleaved)
+    n = total // x.ratio
+    keys = _norm(x.k_norm, weights, raw[:n * x.ratio].reshape(n, x.ratio, x.dim).mean(1))[:, None]
+    keys = blocks.rope(keys, np.arange(n) * x.ratio, inv, factor, x.rope.interleaved)[:, 0]
+    scores = np.maximum(np.einsum("thd,nd->thn", q, keys), 0).sum(1) / F32(np.sqrt(x.dim))
+    out = np.zeros((len(h), total), bool)
+    for i in range(len(h)):
+        out[i, :first + i + 1] = streams.chosen(scores[i], first + i, x.budget, x.ratio)
+    return out

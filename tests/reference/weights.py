@@ -47,7 +47,7 @@ def _read_file(path):
     start = 8 + int.from_bytes(raw[:8], "little")
     out = {}
     for name, info in json.loads(raw[8:start]).items():
-        if name == "__metadata__":
+        if name == "__metadata__" or info["dtype"] == "I64":         # I64: hash tables, which descriptions derive
             continue
         a, b = info["data_offsets"]
         x = np.frombuffer(raw[start + a:start + b], DTYPES[info["dtype"]])

@@ -66,8 +66,30 @@ typedef struct {
     const int32_t *slot;                        /* expert id -> slot */
 } mg_moe_layer;
 
+/* Scores blocks of keys for sparse attention; keeps raw keys [ctx][dim] and those of complete blocks [blocks / 16][dim][16]. */
+typedef struct {
+    int32_t index, n_head, dim, budget, ratio;  /* index: which of a session's index entries */
+    const float *q_norm, *k_norm;
+    float eps, scale;
+    const mg_rope *rope;
+    int64_t max_blocks;
+} mg_indexer;
+
+#define MG_NGRAM_MAX 8
+
+/* Rows of a table, in shards of shard_rows rows, by hashes of up to `size` tokens; `heads` rows per length from 2 on. */
+typedef struct {
+    int32_t size, heads, quant, eos;
+    int64_t dim, shard_rows;
+    uint64_t multiplier[MG_NGRAM_MAX];
+    const int64_t *modulus, *offset;            /* [(size - 1) * heads] */
+    const uint8_t *const *shard;
+    mg_norm norm_key, norm_query, norm_conv;    /* of MG_OP_PLE */
+} mg_ngram;
+
 enum { MG_OP_EMBED, MG_OP_NORM, MG_OP_LINEAR, MG_OP_ROPE_KV, MG_OP_ATTENTION, MG_OP_ADD, MG_OP_GLU, MG_OP_ROUTE, MG_OP_MOE, MG_OP_HEAD,
-       MG_OP_LOOKAHEAD, MG_OP_ACT, MG_OP_CONV, MG_OP_MATRIX, MG_OP_SCAN, MG_OP_GATE, MG_OP_SCALE, MG_OP_PER_LAYER };
+       MG_OP_LOOKAHEAD, MG_OP_ACT, MG_OP_CONV, MG_OP_MATRIX, MG_OP_SCAN, MG_OP_GATE, MG_OP_SCALE, MG_OP_PER_LAYER,
+       MG_OP_REPEAT, MG_OP_GROUPED_NORM, MG_OP_SQUASH, MG_OP_MIX, MG_OP_INJECT, MG_OP_NGRAM, MG_OP_PLE, MG_OP_INDEX, MG_OP_SPARSE };
 
 typedef struct {
     int32_t kind, layer;
@@ -77,14 +99,19 @@ typedef struct {
     int32_t n, act, at;                         /* width of norms and adds; activation of GLU and ACT; GLU: where in a row src2 begins */
     mg_norm norm;                               /* of NORM, HEAD, PER_LAYER; ADD: the post norm; GATE: w [n]; SCALE: w [1] */
     float scale, softcap;                       /* EMBED, NORM, ADD, HEAD, PER_LAYER: scale; HEAD: softcap, 0 = none */
+    float keep;                                 /* ADD: factor on what is there */
+    int32_t streams;                            /* n floats each, side by side */
     const mg_attn_layer *attn;
     const mg_moe_layer *moe;
     const mg_mixer_layer *mixer;
+    const mg_indexer *indexer;
+    const mg_ngram *ngram;
 } mg_op;
 
 #define MG_ATTN_ITEMS 16     /* attention items that share one walk over the keys */
 
 typedef struct { void *k, *v; } mg_kv;          /* one session, one attention layer */
+typedef struct { float *raw, *blocks; } mg_index;
 
 typedef struct {
     /* set up once */
@@ -100,6 +127,8 @@ typedef struct {
     int64_t attn_scratch_floats;
     float *attn_parts;       /* [max_split_rows, chunks of the longest context] partial results of a split context */
     int32_t max_split_rows;
+    float *sparse_scratch;   /* one per worker: block scores, weights, positions */
+    int64_t sparse_floats;
     int32_t *blocks;         /* [max_tokens + 1] attention blocks */
     struct mg_job *jobs;     /* [2 * max_experts + 4] */
     float *pair_gate, *pair_up, *pair_out;      /* [max_pairs, pad16(width)] x 2, [max_pairs, ld of the residual] */
@@ -118,6 +147,8 @@ typedef struct {
     int32_t n_tokens, n_out;
     const int32_t *token, *pos, *seq;           /* [n_tokens]; seq: index into kv */
     const mg_kv *const *kv;                     /* [seq][kv_index] */
+    const mg_index *const *index;               /* [seq][mg_indexer.index] */
+    const int32_t *const *history;              /* [seq] token ids by position, this pass included */
     float *const *const *state;                 /* [seq][mg_mixer_layer.index]: the live state, then its marks */
     const int32_t *mark_at, *mark_slot;         /* [seq] before which position the states are copied, to which mark; -1: not */
     const int64_t *seq_len;                     /* [seq] length of the whole sequence being evaluated: picks the rope regime */

@@ -47,6 +47,17 @@ typedef struct {
     int32_t n, states, lanes;
 } mg_scan_tile;
 
+/* One query head over n chosen positions of its KV head, ascending; k and v as in ops.h, all positions kept. */
+typedef struct {
+    const float *q;
+    const void *k, *v;
+    const int32_t *at;       /* [n] */
+    float *scratch, *o;      /* [n], [dim] */
+    int64_t dim, dim_pad;
+    int32_t n, f32;
+    float scale;
+} mg_sparse_row;
+
 enum { MG_DECAY_SOFTPLUS = 0, MG_DECAY_BOUNDED = 1 };
 
 typedef struct {
@@ -60,6 +71,10 @@ typedef struct {
     void (*sigmoid)(float *x, int64_t n);
     void (*softplus)(float *x, int64_t n);
     void (*gate)(int silu, const float *g, float *x, int64_t n);               /* x *= silu(g) or sigmoid(g) */
+    float (*dot)(const float *x, const float *y, int64_t n);
+    /* out[j] = scale * sum over heads of relu(q[h] . keys[j]), j < n. q [heads][dim]; keys [n / 16][dim][16]. */
+    void (*index_scores)(const float *q, int heads, int64_t dim, const float *keys, int64_t n, float scale, float *out);
+    void (*sparse)(const mg_sparse_row *t);
 } mg_mixer_table;
 
 extern mg_mixer_table mg_mixers;                /* the table in force; set with mg_ops */

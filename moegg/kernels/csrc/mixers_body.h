@@ -115,5 +115,57 @@ VF_TARGET static void mixer_gate(int silu, const float *g, float *x, int64_t n) 
     else MAP(n, g, x, vf_mul(sigmoid_v(a), LOAD2(x, n)));
 }
 
+VF_TARGET static float mixer_dot(const float *x, const float *y, int64_t n) {
+    vf s = vf_set1(0);
+    int64_t i = 0;
+    for (; i < TAIL(n); i += 16) s = vf_fma(vf_load(x + i), vf_load(y + i), s);
+    if (i < n) s = vf_fma(load_tail(x + i, n - i), load_tail(y + i, n - i), s);
+    return vf_sum(s);
+}
+
+/* --- sparse attention ------------------------------------------------------------------------------------------------------- */
+
+VF_TARGET static void mixer_index_scores(const float *q, int heads, int64_t dim, const float *keys, int64_t n, float scale, float *out) {
+    for (int64_t b = 0; b < n; b += 16, keys += dim * 16) {
+        vf sum = vf_set1(0);
+        for (int h = 0; h < heads; h++) {
+            vf a = vf_set1(0);
+            for (int64_t d = 0; d < dim; d++) a = vf_fma(vf_set1(q[h * dim + d]), vf_load(keys + d * 16), a);
+            sum = vf_add(sum, vf_max(a, vf_set1(0)));
+        }
+        store_lanes(out + b, vf_mul(sum, vf_set1(scale)), n - b < 16 ? (int)(n - b) : 16);
+    }
+}
+
+VF_TARGET static void mixer_sparse(const mg_sparse_row *t) {
+    float lanes[16], top = -INFINITY;
+    int32_t block = -1;
+    for (int j = 0; j < t->n; j++) {
+        if (t->at[j] / 16 != block) {
+            vf a = vf_set1(0);
+            block = t->at[j] / 16;
+            for (int64_t d = 0; d < t->dim; d++)
+                a = vf_fma(vf_set1(t->q[d]), load_kv(t->k, ((int64_t)block * t->dim + d) * 16, t->f32), a);
+            vf_store(lanes, vf_mul(a, vf_set1(t->scale)));
+        }
+        t->scratch[j] = lanes[t->at[j] % 16];
+        top = t->scratch[j] > top ? t->scratch[j] : top;
+    }
+    const vf m = vf_set1(top);
+    vf sum = vf_set1(0);
+    MAP(t->n, t->scratch, t->scratch, vf_exp(vf_sub(a, m)));
+    int64_t j = 0;
+    for (; j < TAIL(t->n); j += 16) sum = vf_add(sum, vf_load(t->scratch + j));
+    if (j < t->n) sum = vf_add(sum, load_tail(t->scratch + j, t->n - j));
+    const float inv = 1.0f / vf_sum(sum);
+    for (int64_t d = 0; d < t->dim; d += 16) {
+        vf a = vf_set1(0);
+        for (int i = 0; i < t->n; i++)
+            a = vf_fma(vf_set1(t->scratch[i]), load_kv(t->v, (int64_t)t->at[i] * t->dim_pad + d, t->f32), a);
+        store_lanes(t->o + d, vf_mul(a, vf_set1(inv)), t->dim - d < 16 ? (int)(t->dim - d) : 16);
+    }
+}
+
 #define MG_MIXER_TABLE(name) \
-    const mg_mixer_table name = {mixer_conv, mixer_matrix, mixer_scan, mixer_unit, mixer_decay, mixer_sigmoid, mixer_softplus, mixer_gate}
+    const mg_mixer_table name = {mixer_conv, mixer_matrix, mixer_scan, mixer_unit, mixer_decay, mixer_sigmoid, mixer_softplus, mixer_gate, mixer_dot, \
+        mixer_index_scores, mixer_sparse}

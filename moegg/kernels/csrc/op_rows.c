@@ -1,5 +1,6 @@
 /* op_rows.c - ops that take one token at a time: embedding, norms, residual adds, gated activations, and the head. */
 #include "exec_int.h"
+#include <string.h>
 
 static void embed_task(void *ctx, int64_t begin, int64_t end, int worker) {
     const op_ctx *c = ctx;
@@ -30,6 +31,7 @@ static void add_task(void *ctx, int64_t begin, int64_t end, int worker) {
     for (int64_t i = begin; i < end; i++) {
         float *x = row(c->e, c->op->dst, i), *y = row(c->e, c->op->src, i);
         mg_norm_row(&c->op->norm, y, c->op->n, y);
+        if (c->op->keep != 1.0f) mg_ops.scale(x, c->op->keep, c->op->n);
         if (c->op->scale == 1.0f) mg_ops.add(x, y, c->op->n);
         else mg_ops.axpy(c->op->scale, y, x, c->op->n);
     }
@@ -105,8 +107,10 @@ int mg_op_embed(mg_exec *e, const mg_op *op) {
 /* Only the rows that need logits are normed and multiplied; they are gathered into the first rows of dst. */
 void mg_op_head(mg_exec *e, const mg_op *op) {
     if (!e->n_out) return;
-    for (int32_t i = 0; i < e->n_out; i++)
-        mg_norm_row(&op->norm, row(e, op->src, e->out_row[i]), op->n, row(e, op->dst, i));
+    for (int32_t i = 0; i < e->n_out; i++) {
+        memcpy(row(e, op->dst, i), row(e, op->src, e->out_row[i]), (size_t)op->n * 4);
+        mg_norm_row(&op->norm, row(e, op->dst, i), op->n, row(e, op->dst, i));
+    }
     mg_linear(e, op->mat, &e->logits, &e->ld_logits, 1, e->buf[op->dst], e->ld[op->dst], e->n_out);
     for (int32_t i = 0; i < e->n_out; i++) {
         float *y = e->logits + i * e->ld_logits;

@@ -12,7 +12,7 @@
 #define MG_PART_HEAD 32      /* floats before the values in a partial result */
 #define MG_QROWS 8           /* query rows that share one pass over a key tile */
 
-enum { MG_SILU, MG_GELU_TANH, MG_SIGMOID, MG_SWIGLU_OAI };
+enum { MG_SILU, MG_GELU_TANH, MG_SIGMOID, MG_SWIGLU_OAI, MG_SILU_CUT };
 
 /* Keys and values of one KV head of one session. K is stored by blocks of 16 positions, [block][dim][16], so that a lane is a
  * key; V is [position][dim_pad]. cap positions, a multiple of MG_TILE; position p lives at p % cap (a ring for windows). */

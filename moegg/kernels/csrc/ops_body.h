@@ -95,12 +95,18 @@ VF_FN vf swiglu_oai(vf g, vf u) {
     return vf_mul(vf_div(g, vf_add(one, vf_exp(vf_mul(vf_set1(-1.702f), g)))), vf_add(one, u));
 }
 
+VF_FN vf silu_cut(vf g, vf u) {
+    const vf top = vf_set1(7.0f);
+    return vf_mul(activation(MG_SILU, vf_min(top, g)), vf_max(vf_set1(-7.0f), vf_min(top, u)));
+}
+
 VF_TARGET static void op_glu(int act, const float *g, const float *u, int64_t n, float *h) {
     switch (act) {
     case MG_SILU: MAP(n, g, h, vf_mul(activation(MG_SILU, a), LOAD2(u, n))); break;
     case MG_GELU_TANH: MAP(n, g, h, vf_mul(activation(MG_GELU_TANH, a), LOAD2(u, n))); break;
     case MG_SIGMOID: MAP(n, g, h, vf_mul(activation(MG_SIGMOID, a), LOAD2(u, n))); break;
     case MG_SWIGLU_OAI: MAP(n, g, h, swiglu_oai(a, LOAD2(u, n))); break;
+    case MG_SILU_CUT: MAP(n, g, h, silu_cut(a, LOAD2(u, n))); break;
     }
 }
 

@@ -1,0 +1,49 @@
+"""Maple: sliding layers with rope on half of each head, full layers without positions; RMS norms on q and k, experts in every layer.
+
+Source: deepgrove-ai/mlx-lm-deepgrove, mlx_lm/models/maple.py. Gate values are cut at 7 from above, up values at both sides; router
+weights are divided by their sum plus 1e-20. Read: the bf16 layout with one tensor per expert, and the
+2-bit MLX layout with stacked experts. Not supported: GGUF, rope_scaling, biases,
+shared experts, dense layers, MTP layers, flash_head (the plain head is used), tied embeddings.
+"""
+from dataclasses import replace
+from typing import Any
+
+from moegg.arch import ConfigReader, Experts, Layer, Model, Moe, Src, read_rope
+from moegg.models._decoder import IGNORED
+from moegg.models._moe import MoeDecoder
+
+NAMES = {"arch": "maple", "hf": ("MapleForCausalLM",), "model_type": ("maple",), "gguf": (), "ignore": (*IGNORED, "lm_head_flash.*")}
+
+
+def describe(cfg: ConfigReader) -> Model:
+    m = MoeDecoder(cfg, "maple")
+    cfg.expect("hidden_act", "silu")
+    for key, value in (("use_qk_norm", True), ("use_bias", False), ("first_k_dense_replace", 0), ("num_shared_experts", 0),
+                       ("num_nextn_predict_layers", 0), ("rope_scaling", None), ("tie_word_embeddings", False)):
+        cfg.expect(key, value)
+    cfg.ignore("flash_head", "router_dtype", "use_sliding_window")
+    rope = read_rope(cfg, m.head_dim, m.ctx_train, partial=0.5)
+    window = cfg.int("sliding_window", low=1, default=512)
+    windows = m.windows(window, ["full_attention" if i % 4 == 3 else "sliding_attention" for i in range(m.n_layer)])
+    n, top_k, width = m.moe_sizes(("num_experts",))
+    renormalise = cfg.bool("norm_topk_prob", default=True)
+    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"),
+                    m.attention(i, rope if windows[i] else None, window=windows[i], qk_norm=True),
+                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"),
+                    Moe(m.router(i, n, top_k, renormalise=renormalise, sum_eps=1e-20), _experts(m, i, n, width), "silu_cut"))
+              for i in range(m.n_layer)]
+    whole = m.model(layers, tied=False)
+    return replace(whole, embed=replace(whole.embed, hf=(Src("model.word_embeddings.weight"),)))
+
+
+def _experts(m: MoeDecoder, i: int, n: int, width: int) -> Experts:
+    experts = m.experts(i, n, width)
+    stacks = [Src(f"model.layers.{i}.mlp.switch_mlp.{p.name}_proj.weight", stacked=True) for p in experts.parts]
+    return replace(experts, parts=tuple(replace(p, hf=(*p.hf, s)) for p, s in zip(experts.parts, stacks, strict=True)))
+
+
+def tiny() -> dict[str, Any]:
+    return {"model_type": "maple", "vocab_size": 509, "hidden_size": 72, "num_hidden_layers": 4, "num_attention_heads": 6,
+            "num_key_value_heads": 2, "head_dim": 20, "intermediate_size": 104, "moe_intermediate_size": 40, "num_experts": 7,
+            "num_experts_per_tok": 3, "sliding_window": 11, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
+            "partial_rotary_factor": 0.5, "tie_word_embeddings": False}

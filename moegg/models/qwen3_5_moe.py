@@ -1,0 +1,45 @@
+"""Qwen3.5-MoE (text): Qwen3-Next's layers with separate projections; every layer has experts, whose weights are renormalised.
+
+Source: transformers 5.24 models/qwen3_5_moe. The text part of Qwen3_5MoeForConditionalGeneration; vision and MTP tensors are left out.
+Not supported: GGUF, images, attention_bias, attn_output_gate false, activations other than silu.
+"""
+from typing import Any
+
+from moegg.arch import ConfigReader, Model, read_rope
+from moegg.models._decoder import HARMLESS, IGNORED
+from moegg.models._delta import DeltaSizes
+from moegg.models._moe import MoeDecoder
+from moegg.models._qwen_hybrid import DELTA_DEFAULTS, MROPE, layers
+
+NAMES = {
+    "arch": "qwen3-5-moe", "hf": ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
+    "model_type": ("qwen3_5_moe", "qwen3_5_moe_text"), "gguf": (), "ignore": (*IGNORED, "mtp.*", "model.visual.*"),
+}
+_DEFAULTS = {"vocab_size": 248320, "hidden_size": 2048, "intermediate_size": 1, "num_hidden_layers": 40, "num_attention_heads": 16,
+             "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32768}
+
+
+def describe(cfg: ConfigReader) -> Model:
+    text, wrapped = cfg.path("text_config"), cfg.has("text_config")
+    m = MoeDecoder(text, "qwen3-5-moe", plus_one=True, defaults=_DEFAULTS, roots=("model.language_model.",) if wrapped else ("model.",))
+    text.expect("hidden_act", "silu")
+    text.expect("attn_output_gate", True)
+    text.expect("mlp_only_layers", [])
+    text.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
+    text.child("rope_parameters").ignore(*MROPE)
+    sizes = DeltaSizes(text, **DELTA_DEFAULTS)
+    rope = read_rope(text, m.head_dim, m.ctx_train, partial=0.25)
+    all_layers = layers(m, rope, sizes.layer_types(m), sizes, renormalise=True)
+    if wrapped:
+        cfg.ignore(*HARMLESS, "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+        text.ignore("tie_word_embeddings")
+    return m.model(all_layers, tied=cfg.bool("tie_word_embeddings", default=False))
+
+
+def tiny() -> dict[str, Any]:
+    return {"model_type": "qwen3_5_moe_text", "vocab_size": 509, "hidden_size": 72, "num_hidden_layers": 4, "num_attention_heads": 6,
+            "num_key_value_heads": 2, "head_dim": 20, "moe_intermediate_size": 40, "num_experts": 7, "num_experts_per_tok": 3,
+            "shared_expert_intermediate_size": 24, "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 12,
+            "linear_value_head_dim": 20, "linear_conv_kernel_dim": 4, "full_attention_interval": 2, "max_position_embeddings": 512,
+            "rms_norm_eps": 1e-6, "rope_theta": 1e6, "partial_rotary_factor": 0.5,
+            "tie_word_embeddings": False}
