@@ -2,8 +2,8 @@
 
 Small files and headers are fetched first, into a working folder beside the output; of each shard a sparse file stands there that
 holds its header alone. Weights are read by ranges until an eighth of a shard has been asked for; then the shard is fetched whole,
-compared with the hub's SHA-256, and the one before is dropped. So the tensors outside of experts, which a conversion writes first, do
-not bring every shard twice. The folder is removed at the end, and by the next conversion after a crash.
+compared with the hub's SHA-256, and the one before is dropped. So the tensors outside of experts, which a conversion writes first,
+do not bring every shard twice. The folder is removed at the end, and by the next conversion after a crash.
 """
 import fcntl
 import hashlib
@@ -26,7 +26,8 @@ from moegg.hub.address import Address
 from moegg.hub.remote import RemoteFile, commit_of, list_files
 from moegg.units import fmt_bytes
 
-SMALL = re.compile(r"[^/]+\.(json|jinja)|tokenizer\.model|README\.md|(licen[sc]e|notice|copying)[^/]*|additional_chat_templates/[^/]+\.jinja", re.I)
+SMALL = re.compile(r"[^/]+\.(json|jinja)|tokenizer\.model|README\.md|(licen[sc]e|notice|copying)[^/]*"
+                   r"|additional_chat_templates/[^/]+\.jinja", re.I)
 PART, MOST_PARTS = re.compile(r"-\d{5}-of-(\d{5})\.gguf$"), 999
 FETCH_SHARE, TRIES = 8, 2        # a shard is fetched whole when 1/8 of it has been read by ranges; again if it is damaged
 
@@ -229,4 +230,5 @@ def _fetch(remote: RemoteFile, path: Path) -> None:
                 at += len(piece)
         if h.hexdigest() == remote.etag or not re.fullmatch(r"[0-9a-f]{64}", remote.etag or ""):
             return
-    raise FormatError(f"{remote.path}: arrived damaged {TRIES} times: got SHA-256 {h.hexdigest()}, expected {remote.etag}", "hub-checksum")
+    raise FormatError(f"{remote.path}: arrived damaged {TRIES} times: got SHA-256 {h.hexdigest()}, expected {remote.etag}",
+                      "hub-checksum")

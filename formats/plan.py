@@ -98,7 +98,8 @@ def encode_tail(sections: Sections, tail_offset: int) -> bytes:
     head = L.TAIL_HEADER_BYTES + len(sections) * L.SECTION_ROW.itemsize
     for name, (media, data) in sections.items():
         body += bytes(-(head + len(body)) % L.TENSOR_ALIGN)
-        rows.append((name.encode(), media.encode(), _KIND_ID["opaque"], 0, 0, tail_offset + head + len(body), len(data), digest16(data)))
+        rows.append((name.encode(), media.encode(), _KIND_ID["opaque"], 0, 0, tail_offset + head + len(body), len(data),
+                     digest16(data)))
         body += data
     table = L.TAIL_HEADER.pack(L.TAIL_MAGIC, head + len(body), len(rows), 0, 0, bytes(32)) + _rows(L.SECTION_ROW, rows)
     return table[:32] + tail_hash(table) + table[64:] + body

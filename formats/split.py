@@ -1,7 +1,7 @@
-"""Byte splits: a container as parts NAME.00001-of-00003, ..., for file systems and mails with limits. `cat NAME.0*` is the file again.
+"""Byte splits: a container as parts NAME.00001-of-00003, ..., for file systems with size limits. `cat NAME.0*` is the file again.
 
-Plain cuts, nothing is added: every part but the last has the same length, a multiple of 2 MiB, so that parts can be mapped side by
-side. Which parts belong together is in their names; that they are the right ones, in R5 to R28 of the whole.
+Plain cuts, nothing is added: every part but the last has the same length, a multiple of 2 MiB, so that parts can be mapped side
+by side. Which parts belong together is in their names; that they are the right ones, in R5 to R28 of the whole.
 """
 import os
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """The model card of a repository of .moegg files, from what the files say of themselves: origin, size, recipe, measured quality.
 
-One section per file, so that several quants share a card; sections of other files stay. A card that moegg did not write is nobody's
-to replace. Text of a file is data: it cannot open a heading, a table or HTML.
+One section per file, so that several quants share a card; sections of other files stay. A card that moegg did not write is not
+replaced. Text of a file is data: it cannot open a heading, a table or HTML.
 """
 import re
 from typing import Any
@@ -58,7 +58,8 @@ def _quality(q: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("perplexity", f"{number(q, 'perplexity', '.4f')} +- {number(q, 'perplexity_error', '.4f')} "
                            f"({number(q, 'tokens', 'd')} tokens)")]
     if r := _dict(q.get("divergence")):
-        kl = ", ".join(f"{name} {number(r, key, '.5f')}" for name, key in (("mean", "kl_mean"), ("median", "kl_median"), ("99 %", "kl_p99")))
+        keys = (("mean", "kl_mean"), ("median", "kl_median"), ("99 %", "kl_p99"))
+        kl = ", ".join(f"{name} {number(r, key, '.5f')}" for name, key in keys)
         rows.append(("beside its reference", f"perplexity {number(r, 'perplexity', '.4f')}; KL divergence {kl}; same first choice "
                                              f"{number(r, 'top1', '.2%')}"))
     return rows

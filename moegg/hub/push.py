@@ -31,8 +31,8 @@ def push(container: Container, address: Address, private: bool = False) -> Pushe
     Raises UsageError, NotFound, IOFailure. The caller verifies the container before.
     """
     if container.file_bytes > MOST_BYTES:
-        raise UsageError(f"{container.path}: is {fmt_bytes(container.file_bytes)}, but a hub takes {fmt_bytes(MOST_BYTES)} per file",
-                         "hub-large")
+        raise UsageError(f"{container.path}: is {fmt_bytes(container.file_bytes)}, expected at most {fmt_bytes(MOST_BYTES)}, which "
+                         "is what a hub takes per file", "hub-large")
     if container.parts:
         raise UsageError(f"{container.path}: is a part; join them with cat and push the whole", "hub-parts")
     if container.edited:
