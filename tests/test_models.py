@@ -112,6 +112,21 @@ RELEASED = {  # name: (arch, keys that matter, parameters as published)
         "moe_use_aux_free": True, "num_attention_heads": 20, "num_hidden_layers": 28, "num_key_value_heads": 4,
         "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True,
         "torch_dtype": "bfloat16", "use_bias": False, "use_cache": False, "vocab_size": 103424}, 21825437888),
+    "OLMoE-1B-7B-0924": ("olmoe", COMMON | {
+        "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "attention_bias": False, "clip_qkv": None, "hidden_size": 2048,
+        "intermediate_size": 1024, "max_position_embeddings": 4096, "norm_topk_prob": False, "num_attention_heads": 16,
+        "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16, "num_key_value_heads": 16,
+        "output_router_logits": False, "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 10000.0,
+        "router_aux_loss_coef": 0.01, "tie_word_embeddings": False, "vocab_size": 50304}, 6919161856),
+    "Phi-3.5-MoE-instruct": ("phimoe", COMMON | {
+        "architectures": ["PhiMoEForCausalLM"], "model_type": "phimoe", "attention_bias": True, "hidden_size": 4096,
+        "input_jitter_noise": 0.01, "intermediate_size": 6400, "lm_head_bias": True, "max_position_embeddings": 131072,
+        "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "num_local_experts": 16, "original_max_position_embeddings": 4096, "output_router_logits": False, "rms_norm_eps": 1e-5,
+        "rope_scaling": {"long_factor": [1.5] * 64, "long_mscale": 1.243163121016122, "short_factor": [1.0] * 64,
+                         "original_max_position_embeddings": 4096, "short_mscale": 1.243163121016122, "type": "longrope"},
+        "rope_theta": 10000.0, "router_aux_loss_coef": 0.0, "router_jitter_noise": 0.01, "sliding_window": 131072,
+        "tie_word_embeddings": False, "vocab_size": 32064}, 41873153344),
     "dots.llm1.inst": ("dots1", COMMON | {
         "architectures": ["Dots1ForCausalLM"], "model_type": "dots1", "attention_bias": False, "first_k_dense_replace": 1,
         "head_dim": 128, "hidden_size": 4096, "intermediate_size": 10944, "max_position_embeddings": 32768,

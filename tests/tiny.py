@@ -53,7 +53,7 @@ def gguf(path, arch, *, seed=0, qtype="F32", tokenizer=True, **changes):
     module = registry.find(arch=arch)
     name, model = _gguf_name(module, config(arch, **changes)).removesuffix("+experts"), describe(arch, **changes)
     tensors, meta = to_source(model, weights(model, seed), "gguf"), gguf_metadata(model, name)
-    if name in ("llama", "smollm3", "granite"):
+    if name in ("llama", "smollm3", "granite", "granitemoe"):
         tensors = {k: _interleave(model, v) if k.endswith(_PERMUTED) else v for k, v in tensors.items()}
     rope = _main(model).rope
     scaling = dict(rope.scaling)
@@ -108,7 +108,7 @@ def gguf_metadata(model, name):
     """'<arch>.*' keys as llama.cpp's converter would write them, without the prefix."""
     attn, ffns = [layer.attn for layer in model.layers if isinstance(layer.attn, Gqa)], [layer.ffn for layer in model.layers]
     first, full, local = attn[0], _main(model), next((a for a in attn if a.window), None)
-    eps = "attention.layer_norm_epsilon" if model.final_norm.kind == "layer" else "attention.layer_norm_rms_epsilon"
+    eps = "attention.layer_norm_epsilon" if model.final_norm.kind == "layer" and name != "phimoe" else "attention.layer_norm_rms_epsilon"
     meta = {"block_count": len(model.layers), "context_length": model.ctx_train, "embedding_length": model.d,
             "attention.head_count": first.n_head, "attention.head_count_kv": first.n_kv_head,
             "attention.key_length": first.head_dim, "attention.value_length": first.head_dim,
@@ -137,7 +137,7 @@ def gguf_metadata(model, name):
         meta |= {"attn_logit_softcapping": local.softcap, "final_logit_softcapping": model.logit_softcap}
     if name == "cohere2":
         meta["logit_scale"] = model.logit_scale
-    if name == "granite":
+    if name in ("granite", "granitemoe"):
         meta |= {"attention.scale": first.scale, "embedding_scale": model.embed_scale, "residual_scale": model.layers[0].scale,
                  "logit_scale": 1 / model.logit_scale}
     if name == "gemma3":

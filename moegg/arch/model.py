@@ -53,6 +53,7 @@ class Model:
     logit_scale: float = 1.0
     per_layer: PerLayerInputs | None = None
     streams: int = 1
+    head_bias: Tensor | None = None
 
     def tensors(self) -> list[Tensor]:
         """All tensors outside expert records, in execution order: embedding, layers in field order, final norm, head."""
@@ -60,7 +61,7 @@ class Model:
         for layer in self.layers:
             out += walk(layer)
         out += walk(self.final_norm)
-        return out + ([self.head] if self.head else [])
+        return out + [t for t in (self.head, self.head_bias) if t]
 
     def experts(self) -> list[Experts]:
         return [layer.ffn.experts for layer in self.layers if isinstance(layer.ffn, Moe)]

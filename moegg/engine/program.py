@@ -167,7 +167,7 @@ def lower(model: Model, lookahead: bool = False) -> Program:
     if isinstance(final, Streams):
         p.read(-1, final)
     p.add("head", src=XN if isinstance(final, Streams) else X, dst=Y if isinstance(final, Streams) else XN,
-          norm=None if isinstance(final, Streams) else final, n=d, linears=(Linear(model.head or model.embed, None, -1),),
+          norm=None if isinstance(final, Streams) else final, n=d, linears=(Linear(model.head or model.embed, model.head_bias, -1),),
           softcap=model.logit_softcap, scale=model.logit_scale)
     return p
 

@@ -78,7 +78,7 @@ def forward(model, weights, ids, state=None):
     final = model.final_norm
     x = streams.read(final, weights, x, model.d)[0] if isinstance(final, Streams) else _norm(final, weights, x)
     hidden.append(x)
-    logits = blocks.linear(x, weights[model.head.name if model.head else "embed"])
+    logits = _linear(x, weights, model.head or model.embed, model.head_bias)
     logits = logits * F32(model.logit_scale)
     if model.logit_softcap:
         logits = F32(model.logit_softcap) * np.tanh(logits / F32(model.logit_softcap))
