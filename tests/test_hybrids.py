@@ -18,6 +18,7 @@ from moegg.arch import (
 )
 from moegg.errors import MoeggError, UnsupportedModel
 from tests import tiny
+from tests.loading import convert_to, open_engine
 from tests.reference.streams import chosen, ngram_rows
 
 LFM2_8B = {"vocab_size": 65536, "hidden_size": 2048, "intermediate_size": 7168, "num_hidden_layers": 24, "num_attention_heads": 32,
@@ -131,3 +132,17 @@ def test_a_block_counts_as_soon_as_it_is_complete(n, seen):
         assert not mask[:4].any()
     ties = chosen(np.zeros(n // 4, np.float32), n - 1, 8, 4)
     assert ties[:min(8, n)].all()
+
+
+def test_yarn_reaches_the_indexer():
+    """known_failures Q2."""
+    model = tiny.describe("qwen4-exp", rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64})
+    attn = next(x.attn for x in model.layers if isinstance(x.attn, Gqa))
+    assert dict(attn.rope.scaling)["factor"] == 4.0 and attn.indexer.rope == attn.rope
+
+
+def test_f16_keys_and_values_with_sparse_attention_stay_close_to_f32(tmp_path):
+    """known_failures Q8: index keys stay f32, so that the choice of blocks does not depend on how keys are kept."""
+    path, ids = convert_to(tiny.hf(tmp_path / "tiny", "qwen4-exp"), tmp_path, "f32"), [i * 7 % 480 + 3 for i in range(60)]
+    wide, half = (open_engine(path, ctx=128, kv=kv).forward(ids)[0] for kv in ("f32", "f16"))
+    assert 0 < abs(wide - half).max() < 0.02 * wide.std() + 0.02

@@ -12,7 +12,7 @@ from moegg.errors import FormatError
 from moegg.models._decoder import IGNORED
 from moegg.models._moe import MoeDecoder
 
-NAMES = {"arch": "jamba", "hf": ("JambaForCausalLM",), "model_type": ("jamba",), "gguf": (), "ignore": IGNORED}
+NAMES = {"arch": "jamba", "hf": ("JambaForCausalLM",), "model_type": ("jamba",), "ignore": IGNORED}
 _DEFAULTS = {"vocab_size": 65536, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
              "num_key_value_heads": 8, "max_position_embeddings": 262144}
 

@@ -12,7 +12,7 @@ from moegg.arch import ConfigReader, Experts, Layer, Model, Moe, Src, read_rope
 from moegg.models._decoder import IGNORED
 from moegg.models._moe import MoeDecoder
 
-NAMES = {"arch": "maple", "hf": ("MapleForCausalLM",), "model_type": ("maple",), "gguf": (), "ignore": (*IGNORED, "lm_head_flash.*")}
+NAMES = {"arch": "maple", "hf": ("MapleForCausalLM",), "model_type": ("maple",), "ignore": (*IGNORED, "lm_head_flash.*")}
 
 
 def describe(cfg: ConfigReader) -> Model:

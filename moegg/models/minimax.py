@@ -12,7 +12,7 @@ from moegg.arch import ConfigReader, Layer, Lightning, Model, Moe, Norm, Src, Te
 from moegg.models._decoder import IGNORED
 from moegg.models._moe import MIXTRAL, MoeDecoder
 
-NAMES = {"arch": "minimax", "hf": ("MiniMaxForCausalLM",), "model_type": ("minimax",), "gguf": (),
+NAMES = {"arch": "minimax", "hf": ("MiniMaxForCausalLM",), "model_type": ("minimax",),
          "ignore": (*IGNORED, "*.slope_rate", "*.query_decay", "*.key_decay", "*.diagonal_decay")}
 _DEFAULTS = {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
              "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5}

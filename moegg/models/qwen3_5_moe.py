@@ -13,7 +13,7 @@ from moegg.models._qwen_hybrid import DELTA_DEFAULTS, MROPE, layers
 
 NAMES = {
     "arch": "qwen3-5-moe", "hf": ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
-    "model_type": ("qwen3_5_moe", "qwen3_5_moe_text"), "gguf": (), "ignore": (*IGNORED, "mtp.*", "model.visual.*"),
+    "model_type": ("qwen3_5_moe", "qwen3_5_moe_text"), "ignore": (*IGNORED, "mtp.*", "model.visual.*"),
 }
 _DEFAULTS = {"vocab_size": 248320, "hidden_size": 2048, "intermediate_size": 1, "num_hidden_layers": 40, "num_attention_heads": 16,
              "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32768}

@@ -11,7 +11,7 @@ from moegg.models._delta import DeltaSizes
 from moegg.models._moe import MoeDecoder
 from moegg.models._qwen_hybrid import DELTA_DEFAULTS, layers
 
-NAMES = {"arch": "qwen3-next", "hf": ("Qwen3NextForCausalLM",), "model_type": ("qwen3_next",), "gguf": (), "ignore": (*IGNORED, "mtp.*")}
+NAMES = {"arch": "qwen3-next", "hf": ("Qwen3NextForCausalLM",), "model_type": ("qwen3_next",), "ignore": (*IGNORED, "mtp.*")}
 _DEFAULTS = {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 48, "num_attention_heads": 16,
              "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32768}
 
