@@ -278,6 +278,13 @@ def test_sizes_of_qwen3_30b_a3b():
     assert model.layers[0].attn.q.shape == (4096, 2048) and model.layers[0].attn.scale == pytest.approx(128 ** -0.5)
 
 
+def test_gpt_oss_120b_has_its_published_size():
+    """116.83 B parameters, 5.13 B of them active."""
+    changes = {"num_hidden_layers": 36, "num_local_experts": 128, "layer_types": ["sliding_attention", "full_attention"] * 18}
+    model = describe("gpt-oss", RELEASED["gpt-oss-20b"][1], **changes)
+    assert model.parameter_count() == 116829156672 and 5.1e9 < model.active_count() < 5.2e9
+
+
 def test_gemma_4_26b_a4b_has_the_sizes_it_is_named_after():
     """25.2 B parameters, 3.8 B of them active, 30 x 128 experts; full layers have two key heads of 512 and no values of their own."""
     cfg = ConfigReader({"model_type": "gemma4", "text_config": {
