@@ -4,6 +4,7 @@ Built from the architecture's description, the source's headers and a recipe; re
 source is found here: types moegg has no row for, missing tensors, tensors nobody asks for, wrong shapes.
 """
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,9 +12,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from moegg.arch import ConfigReader, Experts, Model, Moe, Part, Tensor
-from moegg.converters.policy import Recipe
+from moegg.converters.policy import Recipe, Weight, adjustable
 from moegg.converters.source import Source, View, find_view, source_name
-from moegg.errors import FormatError, InternalError, UnsupportedModel
+from moegg.errors import FormatError, InternalError, UnsupportedModel, UsageError
 from moegg.quants import INTERLEAVED, QUANTS, ROW_MAJOR
 from moegg.sampler import SamplingParams
 from moegg.tokenizer import Tokenizer, eos_ids_of
@@ -69,6 +70,11 @@ class ConvertPlan:
     def weight_bytes(self) -> int:
         return sum(t.nbytes for t in self.tensors) + sum(e.n * p.nbytes for e in self.experts for p in e.parts)
 
+    @property
+    def bpw(self) -> float:
+        """Bits per weight of the whole model, scales, f32 vectors and padding included."""
+        return 8 * self.weight_bytes / self.model.parameter_count()
+
     def rows(self) -> list[dict[str, Any]]:
         """One entry per (role, quant, source type), in file order: count of matrices, parameters, bytes."""
         table: dict[tuple, dict[str, Any]] = {}
@@ -97,7 +103,7 @@ class ConvertPlan:
         active = self.model.active_count()
         out = [f"{self.source.name}: {self.model.arch}, {fmt_count(self.model.parameter_count())} parameters, "
                f"{fmt_count(active)} active per token",
-               f"recipe {self.recipe.name} v{self.recipe.version}, from {self.source.kind} "
+               f"recipe {self.recipe.name} v{self.recipe.version}, {self.bpw:.2f} bits per weight, from {self.source.kind} "
                f"({fmt_bytes(sum(self.source.files.values()))} in {_files(len(self.source.files))})",
                f"  {'role':<12} {'tensors':>7}  {'source':<8} {'quant':<6} {'parameters':>10} {'bytes':>11}"]
         for r in self.rows():
@@ -114,7 +120,7 @@ class ConvertPlan:
         """The plan for programs (`--json`)."""
         return {"name": self.source.name, "arch": self.model.arch,
                 "source": {"kind": self.source.kind, "files": self.source.files},
-                "recipe": {"name": self.recipe.name, "version": self.recipe.version},
+                "recipe": self.recipe.record(), "bits_per_weight": self.bpw,
                 "parameters": self.model.parameter_count(), "active_parameters": self.model.active_count(),
                 "weight_bytes": self.weight_bytes, "rows": self.rows(), "ignored": self.ignored, "warnings": list(self.warnings),
                 "experts": [{"layer": e.layer, "n": e.n, "top_k": e.top_k, "record_bytes": sum(p.nbytes for p in e.parts)}
@@ -142,8 +148,11 @@ def make_plan(source: Source, recipe: Recipe) -> ConvertPlan:
     if unused := reader.unused():
         warnings.append(f"{where}: keys that {model.arch} does not read: {', '.join(map(_plain, unused))}")
     top_k = {layer.ffn.experts.layer: layer.ffn.top_k for layer in model.layers if isinstance(layer.ffn, Moe)}
-    return ConvertPlan(source, model, recipe, config, tuple(_plan_tensor(t, v, recipe) for t, v in tensors),
-                       tuple(_plan_experts(e, parts, top_k[e.layer], recipe) for e, parts in experts),
+    n = len(model.layers)
+    _check_overrides(recipe, [Weight(t.name, t.role, t.shape, t.layer, n) for t, _ in tensors]
+                     + [_part_weight(e, p, n) for e, parts in experts for p, _ in parts])
+    return ConvertPlan(source, model, recipe, config, tuple(_plan_tensor(t, v, recipe, n) for t, v in tensors),
+                       tuple(_plan_experts(e, parts, top_k[e.layer], recipe, n) for e, parts in experts),
                        found.ignored(), tuple(warnings))
 
 
@@ -193,8 +202,20 @@ def _files(n: int) -> str:
     return f"{n} file{'s' if n != 1 else ''}"
 
 
-def _plan_tensor(t: Tensor, view: View, recipe: Recipe) -> PlannedTensor:
-    quant, wanted = recipe.choose(t.role, t.shape, view.tensor.quant)
+def _part_weight(e: Experts, p: Part, n_layers: int) -> Weight:
+    return Weight(f"layers.{e.layer}.experts.{p.name}", "expert", p.shape, e.layer, n_layers)
+
+
+def _check_overrides(recipe: Recipe, weights: list[Weight]) -> None:
+    """Raises UsageError for an override that changes nothing: it is a slip."""
+    for o in recipe.overrides:
+        if not any(o.matches(w) and adjustable(w) for w in weights):
+            names = list(dict.fromkeys(re.sub(r"\.[0-9]+\.", ".*.", w.name) for w in weights if adjustable(w)))
+            raise UsageError(f"--override: {o.pattern!r:.80} matches no weight whose quant can be chosen; these are {some(names, 20)}", "usage")
+
+
+def _plan_tensor(t: Tensor, view: View, recipe: Recipe, n_layers: int) -> PlannedTensor:
+    quant, wanted = recipe.choose(Weight(t.name, t.role, t.shape, t.layer, n_layers), view.tensor.quant)
     rows, cols, layout = _form(t.shape, t.gather)
     return PlannedTensor(t, view, quant, wanted, layout, QUANTS[quant].matrix_bytes(rows, cols, layout))
 
@@ -205,12 +226,13 @@ def _form(shape: tuple[int, ...], gather: bool = False) -> tuple[int, int, str]:
     return rows, cols, ROW_MAJOR if gather or len(shape) < 2 else INTERLEAVED
 
 
-def _plan_experts(e: Experts, parts: list[tuple[Part, list[View]]], top_k: int, recipe: Recipe) -> PlannedExperts:
+def _plan_experts(e: Experts, parts: list[tuple[Part, list[View]]], top_k: int, recipe: Recipe,
+                  n_layers: int) -> PlannedExperts:
     planned = []
     for p, views in parts:
         # One part has one quant in all records of a layer; experts stored in several types are widened.
         types = {v.tensor.quant for v in views}
-        quant, wanted = recipe.choose("expert", p.shape, types.pop() if len(types) == 1 else "f32")
+        quant, wanted = recipe.choose(_part_weight(e, p, n_layers), types.pop() if len(types) == 1 else "f32")
         rows, cols, layout = _form(p.shape)
         planned.append(PlannedPart(p, tuple(views), quant, wanted, layout, QUANTS[quant].matrix_bytes(rows, cols, layout)))
     return PlannedExperts(e.layer, e.n, top_k, tuple(planned))
@@ -284,8 +306,8 @@ def _tensors(n: int) -> str:
     return f"{n} tensor{'s' if n != 1 else ''}"
 
 
-def some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+def some(names: list[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _steps(view: View) -> str:

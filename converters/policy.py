@@ -1,9 +1,12 @@
-"""Quant recipes: (role, shape, source quant) -> quant. A recipe has a name and a version, both stored in the file.
+"""Quant recipes: (name, role, layer, shape, source quant) -> quant. A recipe has a name and a version, both stored in the file.
 
-Vectors, norms, biases and routers are f32 in every recipe: they are small and decide much. A row that is no whole number of
-blocks falls back: from 256-element blocks to the 32-element neighbour that ggml takes, from 32 to f16.
+A version that was released keeps its meaning: what becomes better gets the next one, and 'q4@1' asks for an older one. Vectors, norms,
+biases and routers are f32 in every recipe: they are small and decide much. A row that is no whole number of blocks falls back: from
+256-element blocks to the 32-element neighbour that ggml takes, from 32 to f16.
 """
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from moegg.errors import UsageError
 from moegg.quants import QUANTS
@@ -11,39 +14,106 @@ from moegg.quants import QUANTS
 ALWAYS_F32 = frozenset({"norm", "bias", "router", "aux"})
 # llama-quant.cpp: tensor_type_fallback
 FALLBACK = {"q2_k": "iq4_nl", "q3_k": "iq4_nl", "iq4_xs": "iq4_nl", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
+EDGE_SHARE = 8          # the first and the last eighth of the layers, at least one each, are the edge
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One matrix as the recipe sees it. name: in the container, experts as 'layers.3.experts.down'; n_layers: of the model."""
+    name: str
+    role: str
+    shape: tuple[int, ...]
+    layer: int = -1
+    n_layers: int = 0
+
+    @property
+    def edge(self) -> bool:
+        near = max(1, self.n_layers // EDGE_SHARE)
+        return self.layer >= 0 and (self.layer < near or self.layer >= self.n_layers - near)
+
+
+@dataclass(frozen=True)
+class Override:
+    """`quant` for the matrices whose name or role matches `pattern`, a glob."""
+    pattern: str
+    quant: str
+
+    def matches(self, w: Weight) -> bool:
+        return fnmatchcase(w.name, self.pattern) or fnmatchcase(w.role, self.pattern)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """quants: role ('expert', 'attn', 'dense', 'shared', 'embed', 'head') -> quant, '' = every other; None keeps the source's."""
+    """quants: what -> quant, None: the source's. What: a role ('expert', 'attn', 'dense', 'shared', 'embed', 'head'), a role with the
+    last word of the name ('expert.down'), either after 'edge ' for edge layers only, '' = every other; the closest counts.
+    overrides: the last that matches wins.
+    """
     name: str
     version: int
     quants: dict[str, str] | None
+    overrides: tuple[Override, ...] = ()
 
-    def choose(self, role: str, shape: tuple[int, ...], source: str) -> tuple[str, str]:
+    def choose(self, w: Weight, source: str) -> tuple[str, str]:
         """(quant, wanted): what to write, and what the recipe asked for if the row did not fit it."""
-        if role in ALWAYS_F32 or len(shape) < 2:
+        if not adjustable(w):
             return "f32", "f32"
-        wanted = source if self.quants is None else self.quants.get(role, self.quants[""])
+        wanted = self._wanted(w, source)
         quant = wanted
-        if not QUANTS[quant].fits(shape[-1]):
+        if not QUANTS[quant].fits(w.shape[-1]):
             quant = FALLBACK.get(quant, "f16")
-        return (quant if QUANTS[quant].fits(shape[-1]) else "f16"), wanted
+        return (quant if QUANTS[quant].fits(w.shape[-1]) else "f16"), wanted
+
+    def _wanted(self, w: Weight, source: str) -> str:
+        for o in reversed(self.overrides):
+            if o.matches(w):
+                return o.quant
+        if self.quants is None:
+            return source
+        keys = [f"{w.role}.{w.name.rsplit('.', 1)[-1]}", w.role, ""]
+        return next(self.quants[k] for k in ([f"edge {k}" for k in keys] if w.edge else []) + keys if k in self.quants)
+
+    def record(self) -> dict:
+        """What is stored in a file."""
+        out = {"name": self.name, "version": self.version}
+        return out | {"overrides": [f"{o.pattern}={o.quant}" for o in self.overrides]} if self.overrides else out
 
 
-RECIPES = {r.name: r for r in (
+def adjustable(w: Weight) -> bool:
+    """False for what is f32 in every recipe."""
+    return w.role not in ALWAYS_F32 and len(w.shape) > 1
+
+
+# Bytes are in the experts, so bits are saved there. What every token passes through gets more of them: on a small MoE model at 3 bits,
+# attention in q6_k instead of q4_k lowered the KL divergence by more than q4_k instead of q3_k for all downs, which costs twice as much.
+# The outputs of downs go straight into the residual stream; those of edge layers are protected. bench/quant_report.py measures presets.
+_EVERY = (
     Recipe("keep", 1, None),
     Recipe("f32", 1, {"": "f32"}),
     Recipe("bf16", 1, {"": "bf16"}),
     Recipe("f16", 1, {"": "f16"}),
     Recipe("q8", 1, {"": "q8_0"}),
-    # 4 bits with per-32 scales where the bytes are; 8 bits for what every token passes through.
+    Recipe("q6", 1, {"": "q8_0", "expert": "q6_k", "dense": "q6_k"}),
+    Recipe("q5", 1, {"": "q6_k", "expert": "q5_k", "dense": "q5_k", "edge expert.down": "q6_k", "edge dense.down": "q6_k"}),
     Recipe("q4", 1, {"": "q8_0", "expert": "q4_0", "dense": "q4_0"}),
-)}
+    Recipe("q4", 2, {"": "q6_k", "expert": "q4_k", "dense": "q4_k", "edge expert.down": "q5_k", "edge dense.down": "q5_k"}),
+    Recipe("q3", 1, {"": "q6_k", "expert": "q3_k", "dense": "q3_k", "edge expert.down": "q4_k", "edge dense.down": "q4_k"}),
+    Recipe("q2", 1, {"": "q5_k", "embed": "q6_k", "head": "q6_k", "expert": "q2_k", "dense": "q2_k", "edge expert.down": "q3_k",
+                     "edge dense.down": "q3_k"}),
+)
+NAMES = tuple(dict.fromkeys(r.name for r in _EVERY))
+RECIPES = {f"{r.name}@{r.version}": r for r in _EVERY} | {r.name: r for r in _EVERY}        # a name alone: the newest version
 
 
-def find_recipe(name: str) -> Recipe:
-    """The recipe `name`. Raises UsageError."""
+def find_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe `name` with overrides 'GLOB=QUANT'. Raises UsageError."""
     if name not in RECIPES:
-        raise UsageError(f"--quant: got {name!r}, expected one of {', '.join(RECIPES)}", "usage")
-    return RECIPES[name]
+        raise UsageError(f"--quant: got {name!r:.40}, expected one of {', '.join(NAMES)}, or an older version such as q4@1", "usage")
+    return replace(RECIPES[name], overrides=tuple(map(_override, overrides)))
+
+
+def _override(text: str) -> Override:
+    pattern, eq, quant = text.rpartition("=")
+    if not eq or not pattern or quant not in QUANTS or not QUANTS[quant].encodes:
+        raise UsageError(f"--override: got {text!r:.80}, expected GLOB=QUANT such as 'layers.*.attn.*=q8_0', with a quant of "
+                         f"{', '.join(q.name for q in QUANTS.values() if q.encodes)}", "usage")
+    return Override(pattern, quant)

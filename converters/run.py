@@ -1,32 +1,35 @@
 """convert(): streams a source through a plan into a container. Memory is a few row blocks and a few expert records.
 
-Order of work: target check, plan, disk check, tensors in execution order, expert records layer by layer (made by several threads, written in
-order by one). Every value is checked: NaN and infinity in a source are errors that name the element, as is a value that the
+Order of work: target check, plan, disk check, tensors in execution order, expert records layer by layer (row blocks and records are made
+by several threads, written in order by one). Every value is checked: NaN and infinity in a source are errors that name the element, as is a value that the
 wanted quant cannot hold; rows too small for it, which become zero, are told of. No file that the source consists of is replaced.
 """
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from moegg import __version__, kernels
 from moegg.converters.gguf import GGUFSource
 from moegg.converters.hf import HFSource, dump
-from moegg.converters.plan import ConvertPlan, PlannedExperts, make_plan, some
+from moegg.converters.plan import ConvertPlan, PlannedExperts, PlannedPart, PlannedTensor, make_plan, some
 from moegg.converters.policy import find_recipe
 from moegg.converters.source import Source, View
 from moegg.errors import FormatError, MoeggError, NotFound, UsageError
+from moegg.formats.importance import Importance
 from moegg.formats.layout import MAGIC
 from moegg.formats.rawfile import RawFile
 from moegg.formats.writer import ContainerWriter, ExpertSpec, PartSpec, TensorSpec, check_room, check_target, planned_bytes
 from moegg.hub.address import is_address, parse_address
-from moegg.quants import GROUP_ROWS, INTERLEAVED
+from moegg.quants import GROUP_ROWS, INTERLEAVED, QUANTS
 
 SMALL = 2.0 ** -12               # rows below may become zero: the smallest f16 scale, 2**-24, times the steps of a k-quant
 BLOCK_BYTES = 4 << 20           # of f32 rows that a thread works on at once
@@ -75,11 +78,13 @@ def open_source(path: str | os.PathLike, folder: Path = Path()) -> Source:
 
 
 def convert(source_path: str | os.PathLike, out_path: str | os.PathLike | None = None, quant: str | None = None, *,
-            force: bool = False, dry_run: bool = False, on_plan: Callable[[ConvertPlan, int], None] | None = None,
-            progress: Callable[[int, int], None] | None = None, warn: Callable[[str], None] | None = None) -> ConvertResult:
+            overrides: Sequence[str] = (), imatrix: str | os.PathLike | None = None, force: bool = False, dry_run: bool = False,
+            on_plan: Callable[[ConvertPlan, int], None] | None = None, progress: Callable[[int, int], None] | None = None,
+            warn: Callable[[str], None] | None = None) -> ConvertResult:
     """Converts a Hugging Face folder or a GGUF file to one .moegg file; with `dry_run` reads no weights and writes nothing.
 
-    quant: a recipe's name, by default q4 for safetensors, keep for GGUF and for safetensors that are quantised. out_path: by default NAME-RECIPE.moegg (keep:
+    quant: a recipe's name, by default q4 for safetensors, keep for GGUF and for safetensors that are quantised; overrides: 'GLOB=QUANT',
+    the last that matches wins; imatrix: file of `moegg calibrate` by which errors are weighed. out_path: by default NAME-RECIPE.moegg (keep:
     NAME.moegg) in the current folder. on_plan(plan, file_bytes) is called before any weight is read, warn(line) then and at the
     end; progress(done, total) counts weight bytes.
     Raises UsageError, NotFound, FormatError, UnsupportedModel, NoRoom, IOFailure; then nothing is left behind.
@@ -87,25 +92,27 @@ def convert(source_path: str | os.PathLike, out_path: str | os.PathLike | None =
     if out_path is not None:
         _check_target(Path(out_path), Path(source_path), force, dry_run, warn)
     source = open_source(source_path, Path(out_path).parent if out_path is not None else Path())
+    importance = None
     try:
-        recipe = find_recipe(quant or source.default_quant)
+        recipe = find_recipe(quant or source.default_quant, overrides)
+        importance = Importance(imatrix) if imatrix is not None else None
         out = Path(out_path) if out_path is not None else Path(_default_name(source, recipe.name))
         if out_path is None:
             _check_target(out, Path(source_path), force, dry_run, warn)
         _spare_source(out, source)
         plan = make_plan(source, recipe)
-        spec = _writer_arguments(plan)
+        spec = _writer_arguments(plan, importance)
         total = planned_bytes(**spec)
         if on_plan:
             on_plan(plan, total)
-        for line in plan.warnings if warn else ():
+        for line in [*plan.warnings, *_unknown(plan, importance)] if warn else ():
             warn(line)
         if dry_run:
             _tell(check_room, out, total, warn=warn)
         else:
             check_room(out, total + source.scratch)
             with ContainerWriter(out, force=force, **spec) as writer:
-                lost = _fill(writer, plan, progress or (lambda done, total: None))
+                lost = _fill(writer, plan, importance, progress or (lambda done, total: None))
                 writer.finish()
             if lost and warn:
                 warn(f"{source.name}: {sum(lost.values())} rows are too small for their quant and were written as zeros, in "
@@ -113,6 +120,8 @@ def convert(source_path: str | os.PathLike, out_path: str | os.PathLike | None =
         return ConvertResult(out, total, plan)
     finally:
         source.close()
+        if importance is not None:
+            importance.close()
 
 
 def _default_name(source: Source, recipe: str) -> str:
@@ -146,8 +155,10 @@ def _tell(check: Callable[..., None], *args: object, warn: Callable[[str], None]
         return          # the folder is missing, which the check of the target has told
 
 
-def _writer_arguments(plan: ConvertPlan) -> dict:
-    source, recipe = plan.source, {"name": plan.recipe.name, "version": plan.recipe.version}
+def _writer_arguments(plan: ConvertPlan, importance: Importance | None) -> dict:
+    source, recipe = plan.source, plan.recipe.record()
+    if importance is not None:
+        recipe["imatrix"] = importance.about
     creator = f"moegg {__version__}"
     provenance = {"creator": creator, "recipe": recipe, "source": {
         "kind": source.kind, "files": [{"name": n, "bytes": b} for n, b in sorted(source.files.items())],
@@ -164,10 +175,42 @@ def _writer_arguments(plan: ConvertPlan) -> dict:
     }
 
 
-def _fill(writer: ContainerWriter, plan: ConvertPlan, progress: Callable[[int, int], None]) -> Counter[str]:
+def _expert_name(layer: PlannedExperts, part: PlannedPart) -> str:
+    return f"layers.{layer.layer}.experts.{part.part.name}"
+
+
+def _unknown(plan: ConvertPlan, importance: Importance | None) -> list[str]:
+    """A warning if the importance of some matrices is not known. Raises FormatError where it is of other shapes."""
+    if importance is None:
+        return []
+    asked = [(t.tensor.name, 1, t.tensor.shape[1]) for t in plan.tensors
+             if not (QUANTS[t.quant].is_float or t.tensor.gather)]
+    asked += [(_expert_name(e, p), e.n, p.part.shape[1]) for e in plan.experts for p in e.parts if not QUANTS[p.quant].is_float]
+    missing = [repr(name) for name, n, cols in asked if not importance.has(name, n, cols)]
+    return [f"{importance.path}: knows nothing of {some(missing)}; their columns count the same"] if missing else []
+
+
+def _fill(writer: ContainerWriter, plan: ConvertPlan, importance: Importance | None, progress: Callable[[int, int], None]) -> Counter[str]:
     """Writes all weights. Returns source tensor -> how many of its rows became zero without being so."""
     done, total = 0, plan.weight_bytes
     lost: list[tuple[str, int]] = []
+
+    @lru_cache(maxsize=8)               # the parts of the records at work
+    def worth(name: str, n: int, cols: int) -> np.ndarray | None:
+        return importance.columns(name, n, cols) if importance is not None else None
+
+    def block(t: PlannedTensor, start: int, stop: int) -> np.ndarray:
+        known = None if QUANTS[t.quant].is_float else worth(t.tensor.name, 1, t.tensor.shape[1])
+        return _encoded(t.view, t.quant, t.layout, start, stop, None if known is None else known[0], lost)
+
+    def record(layer: PlannedExperts, e: int) -> tuple[int, int, list[np.ndarray]]:
+        parts = []
+        for p in layer.parts:
+            known = None if QUANTS[p.quant].is_float else worth(_expert_name(layer, p), layer.n, p.part.shape[1])
+            view, columns = p.views[e], None if known is None else known[e]
+            parts.append(np.concatenate([_encoded(view, p.quant, p.layout, start, stop, columns, lost)
+                                         for start, stop in _row_blocks(view.n_rows, view.shape[-1], view.whole)]))
+        return layer.layer, e, parts
 
     def counted(data: np.ndarray) -> np.ndarray:
         nonlocal done
@@ -177,35 +220,35 @@ def _fill(writer: ContainerWriter, plan: ConvertPlan, progress: Callable[[int, i
 
     progress(done, total)
     for t in plan.tensors:
-        writer.put_tensor(t.tensor.name, map(counted, _encoded(t.view, t.quant, t.layout, lost)))
-    with closing(_records(plan.experts, lost)) as records:  # on an error no thread may read on from a closed source
+        rows = _row_blocks(t.view.n_rows, t.view.shape[-1], t.view.whole)
+        with closing(_in_order((partial(block, t, start, stop) for start, stop in rows), t.nbytes)) as blocks:
+            writer.put_tensor(t.tensor.name, map(counted, blocks))
+    largest = max((sum(p.nbytes for p in layer.parts) for layer in plan.experts), default=1)
+    jobs = (partial(record, layer, e) for layer in plan.experts for e in range(layer.n))
+    with closing(_in_order(jobs, largest)) as records:
         for layer, e, parts in records:
-            writer.put_record(layer.layer, e, [counted(data) for data in parts])
+            writer.put_record(layer, e, [counted(data) for data in parts])
     rows: Counter[str] = Counter()
     for name, n in sorted(lost):        # in an order that threads do not change
         rows[name] += n
     return rows
 
 
-def _records(layers: Sequence[PlannedExperts],
-             lost: list[tuple[str, int]]) -> Generator[tuple[PlannedExperts, int, list[np.ndarray]], None, None]:
-    """(layer, expert, parts in file layout) in order; made by threads that are at most a few records ahead."""
-    def make(layer: PlannedExperts, e: int) -> list[np.ndarray]:
-        return [np.concatenate(list(_encoded(p.views[e], p.quant, p.layout, lost))) for p in layer.parts]
+def _in_order(jobs: Iterable[Callable[[], Any]], nbytes: int) -> Generator[Any, None, None]:
+    """Results of jobs of at most `nbytes` each, in order, made by threads that are a few ahead.
 
-    record = max((sum(p.nbytes for p in layer.parts) for layer in layers), default=1)
-    workers = max(1, min(MAX_THREADS, _cores(), AHEAD_BYTES // record))
+    Close it: on an error no thread may read on from a closed source.
+    """
+    workers = max(1, min(MAX_THREADS, _cores(), AHEAD_BYTES // max(1, nbytes)))
     with ThreadPoolExecutor(workers) as pool:
-        ahead: deque[tuple[PlannedExperts, int, Future]] = deque()
+        ahead: deque[Future] = deque()
         try:
-            for layer in layers:
-                for e in range(layer.n):
-                    ahead.append((layer, e, pool.submit(make, layer, e)))
-                    if len(ahead) > workers:
-                        first, i, parts = ahead.popleft()
-                        yield first, i, parts.result()
-            for first, i, parts in ahead:
-                yield first, i, parts.result()
+            for job in jobs:
+                ahead.append(pool.submit(job))
+                if len(ahead) > workers:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -214,20 +257,20 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _encoded(view: View, quant: str, layout: str, lost: list[tuple[str, int]]) -> Iterator[np.ndarray]:
-    """The bytes of one matrix as they lie in the file, uint8 [n], in pieces of whole row groups. Adds to `lost`."""
+def _encoded(view: View, quant: str, layout: str, start: int, stop: int, worth: np.ndarray | None,
+             lost: list[tuple[str, int]]) -> np.ndarray:
+    """Rows [start:stop], whole row groups, as they lie in the file, uint8 [n]. worth: of the columns. Adds to `lost`."""
     cols = view.shape[-1]
-    for start, stop in _row_blocks(view.n_rows, cols, view.whole):
-        if view.exact and view.tensor.quant == quant:
-            rows = view.blocks(start, stop)
-            _check(view, start, rows.view("<f4") if quant == "f32" else kernels.dequantize(quant, rows, cols))
-        else:
-            x = view.floats(start, stop)
-            _check(view, start, x, quant)
-            rows = x.view(np.uint8) if quant == "f32" else kernels.quantize(quant, x, search=True)
-            if n := _vanished(x, rows, quant):
-                lost.append((view.tensor.name, n))
-        yield kernels.interleave(quant, rows, cols) if layout == INTERLEAVED else rows.reshape(-1)
+    if view.exact and view.tensor.quant == quant:
+        rows = view.blocks(start, stop)
+        _check(view, start, rows.view("<f4") if quant == "f32" else kernels.dequantize(quant, rows, cols))
+    else:
+        x = view.floats(start, stop)
+        _check(view, start, x, quant)
+        rows = x.view(np.uint8) if quant == "f32" else kernels.quantize(quant, x, search=True, worth=worth)
+        if n := _vanished(x, rows, quant):
+            lost.append((view.tensor.name, n))
+    return kernels.interleave(quant, rows, cols) if layout == INTERLEAVED else rows.reshape(-1)
 
 
 def _row_blocks(rows: int, cols: int, whole: bool) -> Iterator[tuple[int, int]]:

@@ -41,10 +41,12 @@ class STInfo:
 
 
 class SafetensorsSet:
-    """The tensors of a file or folder. `files`: base name -> bytes; `unlisted`: names that shards hold but the index omits."""
+    """The tensors of a file or folder. `files`: base name -> bytes; `unlisted`: names that shards hold but the index omits;
+    `metadata`: the header's own strings, of a single file."""
 
-    def __init__(self, folder: Path, files: dict[str, RawFile], tensors: dict[str, STInfo], unlisted: list[str]):
-        self.folder, self.tensors, self.unlisted = folder, tensors, unlisted
+    def __init__(self, folder: Path, files: dict[str, RawFile], tensors: dict[str, STInfo], unlisted: list[str],
+                 metadata: dict[str, str] | None = None):
+        self.folder, self.tensors, self.unlisted, self.metadata = folder, tensors, unlisted, metadata or {}
         self._files = files
 
     @classmethod
@@ -52,8 +54,8 @@ class SafetensorsSet:
         """Opens a .safetensors file, or a folder. Raises NotFound, IOFailure, FormatError."""
         path = Path(path)
         if not path.is_dir():
-            raw = RawFile(path)
-            return cls(path.parent, {path.name: raw}, dict(_header(raw, path.name)), [])
+            raw, metadata = RawFile(path), {}
+            return cls(path.parent, {path.name: raw}, dict(_header(raw, path.name, metadata)), [], metadata)
         where = _read_index(path)
         names = sorted(set(where.values())) if where is not None else _shards_without_index(path)
         files, tensors, unlisted = {}, {}, []
@@ -156,8 +158,8 @@ def _shards_without_index(folder: Path) -> list[str]:
     return names
 
 
-def _header(raw: RawFile, file: str) -> Iterator[tuple[str, STInfo]]:
-    """Validates the header of one file and yields its tensors in the order of their bytes."""
+def _header(raw: RawFile, file: str, metadata: dict[str, str] | None = None) -> Iterator[tuple[str, STInfo]]:
+    """Validates the header of one file and yields its tensors in the order of their bytes; fills `metadata`."""
     def bad(what: str, slug: str = "st-header") -> FormatError:
         return FormatError(f"{raw.path}: {what}", slug)
 
@@ -176,6 +178,8 @@ def _header(raw: RawFile, file: str) -> Iterator[tuple[str, STInfo]]:
     meta = entries.pop("__metadata__", {})
     if not isinstance(meta, dict) or not all(isinstance(v, str) for v in meta.values()):
         raise bad("'__metadata__': expected an object of strings")
+    if metadata is not None:
+        metadata.update(meta)
     spans = sorted(((*_entry(e, name, bad), name) for name, e in entries.items()), key=lambda s: s[:2] + (s[4],))
     base, at, last = 8 + n, 0, "the header"
     for begin, end, _, _, name in spans:

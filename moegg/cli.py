@@ -19,6 +19,7 @@ Commands:
   rm           delete models of the local store
   tokenize     show the tokens of a text
   perplexity   measure how well a model predicts a text, and how far it is from a reference
+  calibrate    measure on a text which weights matter most, for better quantisation
   forward      write the logits and router choices of given tokens
   bench        measure the speed of a model on this machine
   doctor       measure this machine and check that results are right on it
@@ -42,7 +43,7 @@ from moegg.commands.options import did_you_mean, parse
 from moegg.errors import ExitStatus, InternalError, IOFailure, MoeggError, UsageError
 
 COMMANDS = ("convert", "export", "run", "server", "archs", "inspect", "verify", "pull", "push", "edit", "split", "repack",
-            "list", "rm", "tokenize", "perplexity", "forward", "bench", "doctor")
+            "list", "rm", "tokenize", "perplexity", "calibrate", "forward", "bench", "doctor")
 QUICK_START = """
 Quick start:
   moegg run demo "Once upon a time"

@@ -1,6 +1,6 @@
 """moegg convert - makes one .moegg file from a Hugging Face folder or a GGUF file
 
-Usage: moegg convert [options] SOURCE
+Usage: moegg convert [options] [--override=RULE]... SOURCE
 
 SOURCE is a folder with config.json and safetensors files, a GGUF file, or
 hf:USER/REPO[/FILE.gguf] on a hub, of which one shard at a time is on the disk. Without --out the
@@ -9,8 +9,11 @@ FILE.partial; Ctrl-C and SIGTERM remove that.
 
 Options:
   -o, --out=FILE           the file to write
-  --quant=RECIPE           q4, q8, f16, bf16, f32, or keep, which takes the source's own quants over
-                           (default: keep for GGUF and quantised safetensors, else q4)
+  --quant=RECIPE           q8, q6, q5, q4, q3, q2, f16, bf16, f32, or keep, which takes the source's
+                           quants over (default: keep for GGUF and quantised safetensors, else q4)
+  --override=RULE          GLOB=QUANT, for weights whose name or role matches, such as
+                           'layers.*.attn.*=q8_0' or 'expert=q3_k'; may be repeated, the last wins
+  --imatrix=FILE           weigh rounding errors by what moegg calibrate has measured
   --dry-run                print the plan and the size; read no weights, write nothing
   --force                  replace an existing file
   --json                   print one JSON object
@@ -38,7 +41,8 @@ def main(args: dict[str, Any]) -> ExitStatus:
             (print if args["--dry-run"] else log.info)("\n".join([*plan.lines(), f"  file: {fmt_bytes(file_bytes)}"]))
 
     with removing_when_told_to_end(), bar("convert") as progress:
-        result = convert(args["SOURCE"], args["--out"], args["--quant"], force=args["--force"], dry_run=args["--dry-run"],
+        result = convert(args["SOURCE"], args["--out"], args["--quant"], overrides=args["--override"],
+                         imatrix=args["--imatrix"], force=args["--force"], dry_run=args["--dry-run"],
                          on_plan=show, progress=progress, warn=log.warn)
     if args["--json"]:
         print(json.dumps({"path": str(result.path), "file_bytes": result.file_bytes, "dry_run": args["--dry-run"], **result.plan.to_dict()},

@@ -11,6 +11,8 @@ the same. With a reference, the same model at more bits, it also prints the KL d
 Options:
   --reference=MODEL        compare with this .moegg file of the same vocabulary
   --ctx=N                  tokens per window (default: the trained length, at most 512)
+  --ram=SIZE               memory for everything, such as 8G (default: auto, what is available)
+  --io=MODE                how experts are read: auto, page-cache or direct (default: auto)
   --threads=N              compute threads (default: the cores it may use)
   --json                   print one JSON object
   --verbose                say more on stderr
@@ -18,14 +20,14 @@ Options:
   -h, --help               show this text
 """
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from moegg import log
 from moegg.arch import Model
 from moegg.commands.opening import describe, open_container, open_tokenizer, read_stdin, read_text, warn_beyond_training
 from moegg.commands.progress import bar
-from moegg.engine import Engine
+from moegg.commands.start import budget, started
 from moegg.engine.evaluate import Quality, cut, evaluate
 from moegg.errors import BadRequest, ExitStatus
 from moegg.formats.container import Container
@@ -40,16 +42,15 @@ def main(args: dict[str, Any]) -> ExitStatus:
     text = read_stdin() if args["FILE"] == Path("-") else read_text(args["FILE"])
     windows = windows_of(container, model, text, args["--ctx"])
     other = open_container(args["--reference"]) if args["--reference"] else None
-    reference, share = None, None
-    if other is not None:
-        other_model = describe(other)
-        _same_tokens(container, model, other, other_model, text)
-        share = _share(container, other)
-        reference = Engine(other, other_model, ctx=len(windows[0]), n_threads=args["--threads"], ram=share)
-    engine = Engine(container, model, ctx=len(windows[0]), n_threads=args["--threads"], ram=share)
-    log.detail("\n  ".join(["memory", *engine.plan.lines()]))
-    with bar("perplexity", unit="windows") as progress:
-        quality = evaluate(engine, windows, reference, progress)
+    with ExitStack() as stack:
+        how, reference = {"ctx": len(windows[0])}, None
+        if other is not None:
+            other_model = describe(other)
+            _same_tokens(container, model, other, other_model, text)
+            how |= _share(args, container, other)
+            reference = stack.enter_context(started(args, other, other_model, **how))
+        engine = stack.enter_context(started(args, container, model, **how))
+        quality = evaluate(engine, windows, reference, stack.enter_context(bar("perplexity", unit="windows")))
     if args["--json"]:
         print(json.dumps({"model": str(container.path), "reference": other and str(other.path)} | {"quality": quality.to_dict()}))
     else:
@@ -73,12 +74,14 @@ def _same_tokens(container: Container, model: Model, other: Container, other_mod
                      f"vocabulary ({other_model.vocab} and {model.vocab} tokens)", "reference-vocab")
 
 
-def _share(container: Container, other: Container) -> int | None:
-    """A budget for each of two engines: half of what is free, unless both fit whole."""
+def _share(args: dict[str, Any], container: Container, other: Container) -> dict[str, int]:
+    """What each of two engines may have: half of --ram, or of what is free unless both fit whole."""
+    if (ram := budget(args)) is not None:
+        return {"ram": ram // 2}
     free = auto_budget(read_memory())
     if free is None or container.file_bytes + other.file_bytes < free // 2:
-        return None
-    return own_bytes() + free // 2
+        return {}
+    return {"ram": own_bytes() + free // 2}
 
 
 def lines(q: Quality) -> list[str]:

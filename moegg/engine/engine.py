@@ -18,6 +18,7 @@ from moegg.engine.loading import all_f32, find_experts, find_weights
 from moegg.engine.program import lower
 from moegg.engine.session import Session
 from moegg.engine.state import pad16
+from moegg.engine.tally import Tally, with_tallies
 from moegg.errors import BadRequest, Cancelled, ContextFull
 from moegg.formats.container import Container
 from moegg.io.memory import auto_budget, own_bytes, read_memory
@@ -37,14 +38,15 @@ class Engine:
 
     ram: bytes for everything, None: what the system can give. io: 'auto', 'page-cache' or 'direct'. profile: gives that of the
     disk; asked only if experts do not all fit. usage: history that warms the cache, or None. keep: experts per layer that stay for
-    good. lookahead: ranks to guess a layer ahead. trace: gets the router choices [M, n, K] of every pass. progress: of the resident
-    weights. Raises BudgetTooSmall, IOFailure, FormatError, NoRoom, UsageError.
+    good. lookahead: ranks to guess a layer ahead. trace: gets the router choices [M, n, K] of every pass. calibrate: keep
+    `tallies` of what each matrix reads. progress: of the resident weights. Raises BudgetTooSmall, IOFailure, FormatError, NoRoom, UsageError.
     """
 
     def __init__(self, container: Container, model: Model, *, ctx: int | None = None, sessions: tuple[int, int] = (1, 1),
                  n_threads: int | None = None, kv: str | None = None, ubatch: int = DEFAULT_UBATCH, ram: int | None = None, io: str = AUTO,
                  profile: Callable[[], Profile | None] | None = None, usage: UsageFile | None = None, keep: int = 0, lookahead: int = 0,
-                 beside: int = 0, trace: Callable[[np.ndarray], None] | None = None, progress: Callable[[int, int], None] | None = None):
+                 beside: int = 0, trace: Callable[[np.ndarray], None] | None = None, calibrate: bool = False,
+                 progress: Callable[[int, int], None] | None = None):
         for name, value, low, high in (("ctx", ctx, 1, 1 << 31), ("threads", n_threads, 1, 1024), ("ubatch", ubatch, 1, 1 << 16)):
             if value is not None and not low <= value <= high:
                 raise BadRequest(f"{name}: got {value}, expected {low} to {high}", "engine-option")
@@ -65,7 +67,11 @@ class Engine:
                                  settings=known.settings(self.residency.mode) if known else Settings())
         region = container.resident
         resident = self.store.resident(region.offset, region.nbytes, progress) - region.offset
-        self._executor = Executor(self.program, find_weights(container, model, resident, self.store.map_address), experts, ctx=self.ctx,
+        weights = find_weights(container, model, resident, self.store.map_address)
+        self.tallies: dict[str, Tally] = {}
+        if calibrate:
+            weights, experts, self.tallies = with_tallies(weights, experts, self.program)
+        self._executor = Executor(self.program, weights, experts, ctx=self.ctx,
                                   ubatch=self.ubatch, max_out=MAX_OUT, kv=self.kv, n_threads=self.n_threads, store=self.store,
                                   lookahead=lookahead, groups=self.plan.groups)
         self.store.warm()

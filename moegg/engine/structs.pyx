@@ -4,7 +4,7 @@ Arena owns the memory behind them. Shapes have been checked (loading.py); nothin
 """
 import ctypes
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -31,23 +31,25 @@ _SCORES = {"softmax": MG_SCORE_SOFTMAX, "sigmoid": MG_SCORE_SIGMOID, "sparsemixe
 @dataclass(frozen=True)
 class WeightRef:
     """Where a tensor lies in memory. rows, cols: its matrix shape (1-D: rows = 1). file_at: where a gathered table lies in the file of
-    the store that brings its rows in."""
+    the store that brings its rows in; tally: address of its mg_tally, or 0."""
     address: int
     quant: str
     rows: int
     cols: int
     gather: bool = False
     file_at: int = -1
+    tally: int = 0
 
 
 @dataclass(frozen=True)
 class MoeRef:
     """Where the expert records of one layer lie, unless a store brings them in. slot: int32 [n]; parts: name ->
-    (quant, rows, cols, offset)."""
+    (quant, rows, cols, offset); tallies: name -> address of its mg_tally, of those that have one."""
     base: int
     stride: int
     slot: np.ndarray
     parts: dict[str, tuple[str, int, int, int]]
+    tallies: dict[str, int] = field(default_factory=dict)
 
 
 class Arena:
@@ -106,6 +108,7 @@ cdef int fill_mat(mg_mat *m, dict weights, weight, bias) except -1:
     ref = weights[weight.name]
     m.w, m.quant = <const uint8_t *><uintptr_t>ref.address, QUANTS[ref.quant].id
     m.rows, m.cols, m.gather, m.file_at = ref.rows, ref.cols, ref.gather, ref.file_at
+    m.tally = <mg_tally *><uintptr_t>ref.tally
     if bias is not None:
         m.bias = vector(weights, bias)
 
@@ -221,5 +224,6 @@ cdef int fill_moe(arena, mg_moe_layer *l, m, int index, dict weights, ref) excep
         quant, l.part[i].rows, l.part[i].cols, l.part_offset[i] = ref.parts[name]
         l.part[i].quant = QUANTS[quant].id
         l.bias_offset[i] = ref.parts[f"{name}_bias"][3] if f"{name}_bias" in ref.parts else 0
+        l.part[i].tally = <mg_tally *><uintptr_t>ref.tallies.get(name, 0)
     l.base, l.stride = <const uint8_t *><uintptr_t>ref.base, ref.stride
     l.slot = <const int32_t *><uintptr_t>arena.keep(np.ascontiguousarray(ref.slot, np.int32))

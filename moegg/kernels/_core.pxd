@@ -33,7 +33,7 @@ cdef extern from "kernels.h" nogil:
     size_t mg_group_bytes(int quant, int64_t cols)
     size_t mg_row_bytes(int quant, int64_t cols)
     void mg_dequant_row(int quant, const void *src, float *dst, int64_t cols)
-    int mg_quant_row(int quant, const float *src, void *dst, int64_t cols, int search)
+    int mg_quant_row(int quant, const float *src, void *dst, int64_t cols, int search, const float *worth)
     void mg_dequant_interleaved_row(int quant, const void *matrix, int64_t row, int64_t cols, float *dst)
     void mg_interleave(int quant, const void *src, int64_t rows, int64_t cols, void *dst)
     void mg_deinterleave(int quant, const void *src, int64_t rows, int64_t cols, void *dst)

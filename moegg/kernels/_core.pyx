@@ -67,10 +67,11 @@ cdef void *_at(a) except? NULL:
 
 # --- rows ---------------------------------------------------------------------------------------------------------------
 
-def quantize(quant: str, x, search: bool = False):
+def quantize(quant: str, x, search: bool = False, worth=None):
     """x f32 [N, K] -> row-major blocks uint8 [N, row_bytes]. Plain rounding equals ggml's reference.
 
-    search: q4_0, q4_1, q5_0, q5_1 look for the scale of least weighted squared error; k-quants always do.
+    search: quants that have a plain rounding look for the scale of least weighted squared error; k-quants always do.
+    worth: f32 [K], positive: what an error in each column costs; None: all the same.
     NaN and infinity give useless codes: the caller looks for them. Raises BadRequest.
     """
     q, x = _quant(quant), _floats("quantize", x)
@@ -79,13 +80,19 @@ def quantize(quant: str, x, search: bool = False):
     cdef int64_t rows = x.shape[0], cols = x.shape[1], r
     _fits(q, cols)
     out = np.empty((rows, q.row_bytes(cols, ROW_MAJOR)), np.uint8)
+    cdef const float *columns = NULL
+    if worth is not None:
+        worth = _floats("quantize: worth", np.asarray(worth)[None])
+        if worth.shape[1] != cols:
+            raise BadRequest(f"quantize: worth: got {worth.shape[1]} columns, expected {cols}", "kernel-shape")
+        columns = <const float *>_at(worth)
     cdef int id = q.id, deep = search
     cdef size_t step = out.shape[1]
     cdef const float *src = <const float *>_at(x)
     cdef uint8_t *dst = <uint8_t *>_at(out)
     with nogil:
         for r in range(rows):
-            mg_quant_row(id, src + r * cols, dst + r * step, cols, deep)
+            mg_quant_row(id, src + r * cols, dst + r * step, cols, deep, columns)
     return out
 
 

@@ -50,11 +50,14 @@ cdef extern from "exec.h" nogil:
         MG_OP_GATE
     ctypedef struct mg_pool:
         pass
+    ctypedef struct mg_tally:
+        pass
     ctypedef struct mg_mat:
         const uint8_t *w
         const float *bias
         int32_t quant, rows, cols, gather
         int64_t file_at
+        mg_tally *tally
     ctypedef struct mg_rope:
         int32_t n, half, interleaved
         int64_t limit[2]

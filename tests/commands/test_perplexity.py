@@ -38,3 +38,18 @@ def test_a_reference_with_other_tokens_is_refused(call, story, qwen3_moe_file):
 def test_missing_files_are_named(call, tmp_path):
     assert call("perplexity", "demo", tmp_path / "no")[0] == 3
     assert call("perplexity", tmp_path / "no", tmp_path / "no")[0] == 3
+
+
+def test_calibrate_then_convert_with_what_it_measured(call, story, tmp_path, qwen3_moe_folder, qwen3_moe_file):
+    out = tmp_path / "i.imatrix"
+    code, text, err = call("calibrate", qwen3_moe_file, story, "--ctx", "32", "-o", out, "--json")
+    assert (code, err) == (0, "")
+    report = json.loads(text)
+    assert report["tokens"] == 32 * report["windows"] and report["experts"] and report["text_bytes"] == len(STORY)
+    for name, options in (("plain", []), ("seeing", ["--imatrix", out, "--override", "layers.*.attn.*=q8_0"])):
+        code, _, err = call("convert", qwen3_moe_folder, "--quant", "q4", "-o", tmp_path / f"{name}.moegg", *options)
+        assert code == 0 and "knows nothing" not in err
+    recipe = json.loads(call("inspect", tmp_path / "seeing.moegg", "--json")[1])["meta"]["quant"]
+    assert recipe["overrides"] == ["layers.*.attn.*=q8_0"] and recipe["imatrix"]["text_sha256"] == report["text_sha256"]
+    assert call("run", tmp_path / "seeing.moegg", "Once", "--max-tokens", "3")[0] == 0
+    assert call("calibrate", qwen3_moe_file, story, "--ctx", "32", "-o", out)[2].endswith("[target-exists]\n")

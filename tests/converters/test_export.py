@@ -101,7 +101,7 @@ def test_widened_norms_get_their_type_back_and_parts_become_one_file(make_gguf, 
 
 def test_requantised_tensors_are_written_as_they_are(make, tmp_path):
     path = make("q6_k", more={"general.file_type": 18})
-    result = convert(path, tmp_path / "m.moegg", "q4")
+    result = convert(path, tmp_path / "m.moegg", "q4@1")
     out = export(Container.open(result.path), tmp_path / "back.gguf")
     got = tensors(out.path)
     assert out.types.keys() == {"f32", "q4_0", "q8_0"} and "general.file_type" not in fields(out.path)

@@ -7,12 +7,12 @@ import pytest
 from moegg.converters.gguf import GGUFSource
 from moegg.converters.hf import HFSource
 from moegg.converters.plan import make_plan
-from moegg.converters.policy import RECIPES
-from moegg.errors import FormatError, UnsupportedModel
+from moegg.converters.policy import RECIPES, find_recipe
+from moegg.errors import FormatError, UnsupportedModel, UsageError
 from moegg.quants import QUANTS
 
 
-def plan(folder, recipe: str = "q4"):
+def plan(folder, recipe: str = "q4@1"):
     return make_plan(HFSource(folder), RECIPES[recipe])
 
 
@@ -36,6 +36,21 @@ def test_a_plan_knows_quants_layouts_and_bytes(make_hf, moe):
     assert json.loads(json.dumps(p.to_dict()))["recipe"] == {"name": "q4", "version": 1}
     text = "\n".join(p.lines())
     assert "10 expert records" in text and "q4 v1" in text and not p.ignored and not p.warnings
+
+
+def test_a_plan_tells_bits_per_weight_and_what_overrides_changed(make_hf):
+    p = make_plan(HFSource(make_hf()), find_recipe("q4", ["layers.1.experts.down=q8_0", "attn=f16"]))
+    quants = {e.layer: [x.quant for x in e.parts] for e in p.experts}
+    assert quants == {0: ["q5_0", "q5_0", "q5_1"], 1: ["q5_0", "q5_0", "q8_0"]}        # rows of 64 and 32 do not fit k-quants
+    assert next(t.quant for t in p.tensors if t.tensor.name == "layers.0.attn.o") == "f16"
+    assert p.bpw == pytest.approx(8 * p.weight_bytes / p.model.parameter_count()) and f"q4 v2, {p.bpw:.2f} bits per weight" in p.lines()[1]
+    assert p.to_dict()["recipe"]["overrides"] == ["layers.1.experts.down=q8_0", "attn=f16"] and p.to_dict()["bits_per_weight"] == p.bpw
+
+
+@pytest.mark.parametrize("rule", ["layers.9.*=q8_0", "router=q8_0", "layers.*.attn_norm=q8_0", "nothing=f16"])
+def test_an_override_that_changes_nothing_is_refused(make_hf, rule):
+    with pytest.raises(UsageError, match=r"matches no weight.*layers\.\*\.attn\.q.*\[usage\]"):
+        make_plan(HFSource(make_hf()), find_recipe("q4", [rule]))
 
 
 def test_a_tied_embedding_is_interleaved_and_stored_once(make_hf, dense):

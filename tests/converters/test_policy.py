@@ -1,47 +1,94 @@
-"""moegg.converters.policy: which quant for which role, and what a row that does not fit becomes."""
+"""moegg.converters.policy: which quant for which weight, versions, overrides, and what a row that does not fit becomes."""
 import pytest
 
 from moegg.arch import ROLES
-from moegg.converters.policy import RECIPES, Recipe, find_recipe
+from moegg.commands.options import OPTIONS
+from moegg.converters.policy import NAMES, RECIPES, Recipe, Weight, find_recipe
 from moegg.errors import UsageError
 from moegg.quants import QUANTS
 
+EVERY = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
+WHAT = {"expert": "layers.3.experts.up", "attn": "layers.3.attn.q", "dense": "layers.3.ffn.up", "shared": "layers.3.shared.up",
+        "embed": "embed", "head": "head"}
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_norms_biases_routers_and_vectors_are_f32_in_every_recipe(name):
+
+def weight(role: str, shape=(64, 256), name: str = "", layer: int = 3, n_layers: int = 8) -> Weight:
+    return Weight(name or WHAT.get(role, f"layers.3.{role}"), role, shape, layer, n_layers)
+
+
+@EVERY
+def test_norms_biases_routers_and_vectors_are_f32_in_every_recipe(recipe):
     for role in ("norm", "bias", "router"):
-        assert RECIPES[name].choose(role, (8, 64), "bf16") == ("f32", "f32")
-    assert RECIPES[name].choose("attn", (64,), "bf16") == ("f32", "f32")
+        assert recipe.choose(weight(role, (8, 64)), "bf16") == ("f32", "f32")
+    assert recipe.choose(weight("attn", (64,)), "bf16") == ("f32", "f32")
 
 
-def test_q4_is_four_bits_for_experts_and_six_to_eight_for_what_every_token_uses():
-    choose = RECIPES["q4"].choose
-    assert choose("expert", (64, 256), "bf16")[0] == "q4_0" and choose("dense", (64, 256), "bf16")[0] == "q4_0"
-    for role in ("attn", "embed", "head", "shared"):
-        assert 6 <= QUANTS[choose(role, (64, 256), "bf16")[0]].bpw <= 8.5
+@EVERY
+def test_every_role_of_the_vocabulary_has_a_quant_in_every_recipe(recipe):
+    for role in (*ROLES, "expert"):
+        assert recipe.choose(weight(role), "f16")[0] in QUANTS
 
 
 @pytest.mark.parametrize("name, quant", [("f32", "f32"), ("bf16", "bf16"), ("f16", "f16"), ("q8", "q8_0"), ("keep", "q5_1")])
 def test_other_recipes_write_one_quant(name, quant):
-    for role in ("attn", "expert", "dense", "shared", "embed", "head"):
-        assert RECIPES[name].choose(role, (64, 256), "q5_1") == (quant, quant)
+    for role in WHAT:
+        assert find_recipe(name).choose(weight(role), "q5_1") == (quant, quant)
+
+
+@pytest.mark.parametrize("bits", [8, 6, 5, 4, 3, 2])
+def test_experts_have_the_bits_of_the_name_and_what_every_token_uses_has_no_fewer(bits):
+    """What every token passes through is protected, the closer to the output the more."""
+    recipe = find_recipe(f"q{bits}")
+    bpw = {role: QUANTS[recipe.choose(weight(role), "bf16")[0]].bpw for role in WHAT}
+    assert bits <= bpw["expert"] < bits + 1 and bpw["dense"] == bpw["expert"]
+    assert min(bpw["attn"], bpw["shared"]) >= bpw["expert"] and min(bpw["embed"], bpw["head"]) >= min(6, bits)
+
+
+def test_edge_layers_are_the_first_and_last_eighth():
+    edges = {n: [i for i in range(n) if weight("expert", layer=i, n_layers=n).edge] for n in (1, 6, 16)}
+    assert edges == {1: [0], 6: [0, 5], 16: [0, 1, 14, 15]} and not weight("head", layer=-1).edge
+
+
+def test_the_closest_entry_of_a_recipe_counts():
+    r = Recipe("x", 1, {"": "q8_0", "expert": "q4_k", "expert.down": "q5_k", "edge expert": "q6_k"})
+    names = {(leaf, layer): r.choose(weight("expert", name=f"layers.{layer}.experts.{leaf}", layer=layer), "f32")[0]
+             for leaf in ("up", "down") for layer in (0, 3)}
+    assert names == {("up", 3): "q4_k", ("down", 3): "q5_k", ("up", 0): "q6_k", ("down", 0): "q6_k"}
+    assert r.choose(weight("attn"), "f32")[0] == "q8_0"
 
 
 @pytest.mark.parametrize("wanted, cols, got", [
     ("q4_k", 256, "q4_k"), ("q4_k", 96, "q5_0"), ("q5_k", 96, "q5_1"), ("q6_k", 96, "q8_0"), ("q4_k", 40, "f16"),
-    ("q8_0", 40, "f16"), ("q4_0", 40, "f16"), ("bf16", 41, "bf16")])
+    ("q3_k", 96, "iq4_nl"), ("q2_k", 96, "iq4_nl"), ("iq4_xs", 96, "iq4_nl"), ("q8_0", 40, "f16"), ("q4_0", 40, "f16"), ("bf16", 41, "bf16")])
 def test_a_row_that_is_no_whole_number_of_blocks_falls_back_as_in_ggml(wanted, cols, got):
     """G1: never a partial block."""
-    assert Recipe("x", 1, {"": wanted}).choose("attn", (4, cols), "f32") == (got, wanted)
+    assert Recipe("x", 1, {"": wanted}).choose(weight("attn", (4, cols)), "f32") == (got, wanted)
 
 
-def test_every_role_of_the_vocabulary_has_a_quant_in_every_recipe():
-    for recipe in RECIPES.values():
-        for role in (*ROLES, "expert"):
-            assert recipe.choose(role, (64, 256), "f16")[0] in QUANTS
+def test_a_version_that_was_released_keeps_its_meaning():
+    old = find_recipe("q4@1")
+    assert (old.name, old.version, old.quants) == ("q4", 1, {"": "q8_0", "expert": "q4_0", "dense": "q4_0"})
+    assert find_recipe("q4").version > 1 and find_recipe("q8@1") == find_recipe("q8")
 
 
-def test_defaults_and_unknown_recipes():
+def test_overrides_match_names_and_roles_and_the_last_wins():
+    r = find_recipe("q4", ["layers.*.attn.*=q8_0", "expert=q3_k", "layers.3.experts.up=f16", "layers.3.attn.v=bf16"])
+    assert r.choose(weight("attn"), "f32")[0] == "q8_0" and r.choose(weight("attn", name="layers.3.attn.v"), "f32")[0] == "bf16"
+    assert r.choose(weight("expert"), "f32")[0] == "f16"
+    assert r.choose(weight("expert", name="layers.3.experts.down"), "f32")[0] == "q3_k"
+    assert r.choose(weight("router"), "f32")[0] == "f32"
+    assert r.record()["overrides"][1] == "expert=q3_k" and "overrides" not in find_recipe("q4").record()
+
+
+@pytest.mark.parametrize("rule", ["q4_0", "=q4_0", "attn=", "attn=q9", "attn q4_0", "attn=iq3_xxs"])
+def test_a_rule_that_is_none_is_refused(rule):
+    with pytest.raises(UsageError, match="expected GLOB=QUANT"):
+        find_recipe("q4", [rule])
+
+
+def test_defaults_unknown_recipes_and_what_the_command_line_takes():
     assert find_recipe("q4").name == "q4" and find_recipe("keep").quants is None
-    with pytest.raises(UsageError, match="q5.*keep, f32"):
-        find_recipe("q5")
+    for name in ("q7", "q4@9"):
+        with pytest.raises(UsageError, match="expected one of keep, f32"):
+            find_recipe(name)
+    assert all(OPTIONS["--quant"](name, "--quant") == name for name in (*NAMES, "q4@1"))

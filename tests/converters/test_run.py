@@ -16,6 +16,7 @@ from moegg.converters import run
 from moegg.converters.run import convert
 from moegg.errors import FormatError, NoRoom, NotFound, UnsupportedModel, UsageError
 from moegg.formats.container import Container
+from moegg.formats.importance import write_importance
 from moegg.models import gemma3
 
 ERROR_BOUND = {"f32": 0, "bf16": 0, "f16": 2**-10, "q8_0": 0.012, "q4_0": 0.16}     # of the block's largest value
@@ -25,7 +26,7 @@ def files(folder) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if ".moegg" in p.name)
 
 
-@pytest.mark.parametrize("recipe", ["keep", "f32", "bf16", "f16", "q8", "q4"])
+@pytest.mark.parametrize("recipe", ["keep", "f32", "bf16", "f16", "q8", "q4@1"])
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
 def test_every_recipe_writes_every_value_within_its_bound(make_hf, make_values, read_back, moe, tmp_path, recipe, dtype):
     out = convert(make_hf(dtype=dtype), tmp_path / "m.moegg", recipe).path
@@ -47,7 +48,7 @@ def test_the_file_says_what_it_is_and_where_it_came_from(make_hf, moe, tmp_path)
     c = Container.open(result.path)
     assert c.file_bytes == result.file_bytes == result.path.stat().st_size
     assert c.name == "hf" and c.arch == "qwen3-moe"
-    assert c.meta["quant"] == {"name": "q4", "version": 1} and c.meta["source"] == "safetensors"
+    assert c.meta["quant"] == {"name": "q4", "version": 2} and c.meta["source"] == "safetensors"
     assert c.meta["parameters"] == result.plan.model.parameter_count()
     assert result.plan.source.module.describe(ConfigReader(c.config)) == result.plan.model
     provenance = json.loads(c.read_section("provenance"))
@@ -114,6 +115,42 @@ def test_two_conversions_are_identical_and_so_are_conversions_in_small_blocks(ma
     assert convert(folder, tmp_path / "b.moegg", recipe).path.read_bytes() == a
     monkeypatch.setattr(run, "BLOCK_BYTES", 1)
     assert convert(folder, tmp_path / "c.moegg", recipe).path.read_bytes() == a
+
+
+def importance(path, model, *, cols: float = 0.0, leave: str = "", **about):
+    """An imatrix for every matrix of `model`; column c counts exp(cols * c / n). leave: a name that is not written."""
+    names = {t.name: (1, t.shape[1]) for t in model.tensors() if len(t.shape) == 2 and t.role != "router" and not t.gather}
+    names |= {f"layers.{e.layer}.experts.{p.name}": (e.n, p.shape[1]) for e in model.experts() for p in e.parts}
+    names.pop(leave, None)
+    squares = {name: np.exp(np.linspace(0, cols, c))[None].repeat(n, 0) * 100 for name, (n, c) in names.items()}
+    write_importance(path, squares, {name: np.full(n, 100) for name, (n, _) in names.items()}, {}, about)
+    return path
+
+
+def test_importance_moves_errors_away_from_columns_that_matter(make_hf, make_values, read_back, moe, tmp_path):
+    folder, warnings = make_hf(), []
+    model = convert(folder, tmp_path / "x.moegg", "q4@1", dry_run=True).plan.model
+    file = importance(tmp_path / "i", model, cols=16.0, text_bytes=5)
+    plain = convert(folder, tmp_path / "a.moegg", "q4@1")
+    seeing = convert(folder, tmp_path / "b.moegg", "q4@1", imatrix=file, warn=warnings.append)
+    assert Container.open(seeing.path).meta["quant"] == {"name": "q4", "version": 1, "imatrix": {"text_bytes": 5}} and not warnings
+    want, a, b = make_values(moe), read_back(plain.path), read_back(seeing.path)
+    name = "layers.0.experts.gate"
+    errors = [((x[name][2] - want[name]) ** 2).reshape(-1, 32).mean(0)[-8:].sum() for x in (a, b)]     # the last columns of blocks
+    assert errors[1] < 0.9 * errors[0] and a[name][1] != b[name][1]
+    assert a["layers.0.ffn.router"][1] == b["layers.0.ffn.router"][1]
+
+
+def test_importance_that_knows_only_some_matrices_is_told_of_and_of_another_model_refused(make_hf, moe, tmp_path):
+    folder, warnings = make_hf(), []
+    model = convert(folder, tmp_path / "x.moegg", "q4", dry_run=True).plan.model
+    convert(folder, tmp_path / "m.moegg", "q4", imatrix=importance(tmp_path / "i", model, leave="layers.1.attn.o"), dry_run=True,
+            warn=warnings.append)
+    assert [w for w in warnings if "knows nothing of" in w and "'layers.1.attn.o'" in w]
+    other = make_hf(moe | {"num_experts": 6}, name="other")
+    with pytest.raises(FormatError, match=r"\[imatrix-file\]"):
+        convert(other, tmp_path / "m.moegg", "q4", imatrix=tmp_path / "i", warn=warnings.append)
+    assert files(tmp_path) == []
 
 
 def test_a_dry_run_reads_no_weights_and_writes_nothing(make_hf, make_gguf, tmp_path, monkeypatch):
@@ -187,7 +224,7 @@ def test_a_nan_scale_in_a_gguf_block_is_found(make_gguf, tmp_path):
 
 
 @pytest.mark.parametrize("recipe, value, ok", [
-    ("f16", 65504.0, True), ("f16", -65536.0, False), ("q4", 4e5, True), ("q4", 1e7, False), ("q8", 8e6, True),
+    ("f16", 65504.0, True), ("f16", -65536.0, False), ("q4@1", 4e5, True), ("q4@1", 1e7, False), ("q8", 8e6, True),
     ("q8", 1e7, False), ("bf16", 3.3e38, True), ("bf16", 3.4e38, False), ("f32", 3.4e38, True)])
 def test_a_value_beyond_the_quants_range_is_refused_not_made_infinite(make_hf, read_back, tmp_path, recipe, value, ok):
     """G3."""
@@ -249,8 +286,8 @@ def test_a_source_under_the_name_of_the_partial_file_is_spared(make_gguf, tmp_pa
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("recipe, value, lost", [("q4", 1e-9, True), ("q8", 1e-9, True), ("f16", 1e-9, True), ("bf16", 1e-9, False),
-                                                 ("f32", 1e-9, False), ("q4", 0.0, False), ("q4", 1e-4, False)])
+@pytest.mark.parametrize("recipe, value, lost", [("q4@1", 1e-9, True), ("q8", 1e-9, True), ("f16", 1e-9, True), ("bf16", 1e-9, False),
+                                                 ("f32", 1e-9, False), ("q4@1", 0.0, False), ("q4@1", 1e-4, False)])
 def test_rows_that_become_zero_are_told_of_once(make_hf, moe, tmp_path, recipe, value, lost):
     def edit(tensors):
         for name in ("model.layers.0.mlp.experts.2.gate_proj.weight", "model.layers.1.mlp.experts.0.up_proj.weight"):

@@ -25,7 +25,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("streaming")
     wide = {"num_experts": 16, "num_experts_per_tok": 2, "num_hidden_layers": 6, "mlp_only_layers": [], "moe_intermediate_size": 64}
     return {"small": convert_to(tiny.hf(folder / "small", "qwen3-moe"), folder, "q8"),
-            "wide": convert_to(tiny.hf(folder / "wide", "qwen3-moe", **wide), folder, "q4")}
+            "wide": convert_to(tiny.hf(folder / "wide", "qwen3-moe", **wide), folder, "q4@1")}
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from moegg import kernels
 from moegg.errors import BadRequest
 from moegg.quants import QUANTS
 from tests.kernels.blocks import ENCODED, FLOATS, LEGACY, QUANTISED, K, bits, random_blocks
+from tests.reference import search
 
 GGML = {name: gguf.GGMLQuantizationType[name.upper()] for name, q in QUANTS.items() if q.id < 64}
 SYMMETRIC_TOP = {"q4_0": 8, "q5_0": 16}
@@ -236,6 +237,56 @@ def test_quantising_twice_gives_the_same_bytes():
     x = weight_like((8, 512), np.random.default_rng(7), True)
     for quant in ENCODED:
         assert np.array_equal(kernels.quantize(quant, x, search=True), kernels.quantize(quant, x.copy(), search=True))
+
+
+# --- searches against plain numpy, and with importance -------------------------------------------------------------------
+
+def worth_of(cols: int, seed: int = 9) -> np.ndarray:
+    return np.exp(np.random.default_rng(seed).normal(0, 1.5, cols)).astype(np.float32)
+
+
+@pytest.mark.parametrize("worth", [False, True])
+@pytest.mark.parametrize("quant", [*LEGACY, *K])
+def test_searches_equal_plain_numpy_value_for_value(quant, worth):
+    """G14: one quantiser, defined twice."""
+    x = np.concatenate([weight_like((24, 256), np.random.default_rng(10), True), awkward_rows(256)])
+    columns = worth_of(256) if worth else None
+    got = kernels.dequantize(quant, kernels.quantize(quant, x, search=True, worth=columns), 256)
+    np.testing.assert_array_equal(got, search.searched(quant, x, columns))
+
+
+def weighted_error(quant: str, x: np.ndarray, columns: np.ndarray, **how) -> np.ndarray:
+    """Per row, under the weights that the search minimises."""
+    n = 16 if quant in ("q2_k", "q3_k", "q6_k") else 32
+    w = search.weigh(x.reshape(-1, n), np.broadcast_to(columns, x.shape).reshape(-1, n)).reshape(x.shape)
+    y = kernels.dequantize(quant, kernels.quantize(quant, x, **how), x.shape[1])
+    return (w * (y.astype(np.float64) - x) ** 2).sum(1)
+
+
+@pytest.mark.parametrize("tail", [False, True])
+@pytest.mark.parametrize("quant", LEGACY)
+def test_no_row_is_worse_than_plainly_rounded(quant, tail):
+    x, columns = weight_like((64, 512), np.random.default_rng(11), tail), worth_of(512)
+    plain, searched = weighted_error(quant, x, columns), weighted_error(quant, x, columns, search=True, worth=columns)
+    assert (searched <= plain * (1 + 1e-5)).all() and searched.sum() < plain.sum()
+
+
+@pytest.mark.parametrize("quant", [*LEGACY, *K])
+def test_importance_moves_the_error_to_the_columns_that_matter_less(quant):
+    x, columns = weight_like((64, 512), np.random.default_rng(12), False), worth_of(512)
+    blind, seeing = weighted_error(quant, x, columns, search=True), weighted_error(quant, x, columns, search=True, worth=columns)
+    assert seeing.sum() < 0.999 * blind.sum()
+
+
+@pytest.mark.parametrize("quant", [*LEGACY, *K])
+def test_only_ratios_of_importance_count(quant):
+    x, columns = weight_like((8, 256), np.random.default_rng(13), True), worth_of(256)
+    assert np.array_equal(kernels.quantize(quant, x, search=True, worth=columns), kernels.quantize(quant, x, search=True, worth=columns * 4))
+
+
+def test_importance_of_another_width_is_refused():
+    with pytest.raises(BadRequest, match=r"worth: got 31 columns, expected 32 \[kernel-shape\]"):
+        kernels.quantize("q4_0", np.zeros((2, 32), np.float32), search=True, worth=np.ones(31, np.float32))
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------------

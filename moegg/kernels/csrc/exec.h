@@ -10,11 +10,18 @@
 #include "ops.h"
 #include "store.h"
 
+/* What calibration keeps of the inputs of a matrix, or of the n matrices of n experts. */
+typedef struct {
+    double *squares;         /* [n, cols] sums of x^2 */
+    int64_t *rows;           /* [n] inputs seen */
+} mg_tally;
+
 typedef struct {
     const uint8_t *w;        /* interleaved, or row-major when `gather` is set */
     const float *bias;       /* NULL: none */
     int32_t quant, rows, cols, gather;
     int64_t file_at;         /* where a gathered table lies in the store's file, -1: it lies in memory */
+    mg_tally *tally;         /* NULL: nobody calibrates */
 } mg_mat;
 
 /* Rotary tables of one Rope: regime r serves sequences of at most limit[r] tokens; cosine[r], sine[r]: [ctx, half]. */

@@ -22,6 +22,8 @@ static inline int64_t act_rows(const mg_exec *e) { return e->max_pairs > e->max_
 void mg_jobs_run(mg_exec *e, int n_jobs);
 /* e->act_ptr[act][0..n) = the rows of src in activation format `act`, made in `dst`. An even float row serves as it is. */
 const void **mg_act_rows(mg_exec *e, int act, const float *src, int64_t ld, int64_t cols, int64_t n, uint8_t *dst);
+/* Adds n inputs to the tally of a matrix, or of expert `which`. */
+void mg_tally_rows(const mg_mat *m, int64_t which, const float *x, int64_t ld, int64_t n);
 /* All mats read the same rows. */
 void mg_linear(mg_exec *e, const mg_mat *mats, float *const *dst, const int64_t *ld, int n_mats, const float *src, int64_t ld_src,
                int64_t n);

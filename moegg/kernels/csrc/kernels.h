@@ -51,8 +51,9 @@ extern mg_kernel_table mg_kernels;                                     /* filled
 
 /* Row-major rows to and from float; the plain definition of each format's values. */
 void mg_dequant_row(int quant, const void *src, float *dst, int64_t cols);
-/* MG_OK or MG_E_QUANT. search: also for q4_x and q5_x look for the scale of least squared error; k-quants always do. */
-int  mg_quant_row(int quant, const float *src, void *dst, int64_t cols, int search);
+/* MG_OK or MG_E_QUANT. search: also where plain rounding exists look for the scale of least weighted squared error; k-quants always
+ * do. worth: [cols] weights of the columns, or NULL. */
+int  mg_quant_row(int quant, const float *src, void *dst, int64_t cols, int search, const float *worth);
 /* One row of an interleaved matrix to float (a tied embedding). */
 void mg_dequant_interleaved_row(int quant, const void *matrix, int64_t row, int64_t cols, float *dst);
 /* rows row-major -> interleaved (whole groups, zero padded), and back. */

@@ -80,6 +80,20 @@ static const float *bias_of(const mg_exec *e, const mg_moe_layer *l, int i, int 
     return l->bias_offset[part] ? (const float *)(e->records[i] + l->bias_offset[part]) : NULL;
 }
 
+/* Inputs of the experts for calibration: gate (and so up) reads the tokens' rows, down reads what the pairs have become. */
+static void tally_gate(mg_exec *e, const mg_moe_layer *l, const float *x, int64_t ld, int n) {
+    for (int i = 0; i < n; i++)
+        for (int32_t p = e->expert_first[i]; p < e->expert_first[i + 1]; p++)
+            mg_tally_rows(&l->part[0], e->expert_ids[i], x + e->pair_token[p] * ld, ld, 1);
+}
+
+static void tally_down(mg_exec *e, const mg_moe_layer *l, int64_t ld, int m) {
+    for (int k = 0; k < m; k++) {
+        const int32_t i = e->batch[k], p = e->expert_first[i];
+        mg_tally_rows(&l->part[2], e->expert_ids[i], e->pair_gate + p * ld, ld, e->expert_first[i + 1] - p);
+    }
+}
+
 /* The experts expert_ids[batch[0..m)], whose records are in memory, over all their pairs. */
 static void compute(mg_exec *e, const mg_moe_layer *l, int64_t ld_dst, int m) {
     const int64_t ld = pad16(l->width);
@@ -95,6 +109,7 @@ static void compute(mg_exec *e, const mg_moe_layer *l, int64_t ld_dst, int m) {
     for (int k = 0; k < m; k++)
         for (int32_t p = e->expert_first[e->batch[k]]; p < e->expert_first[e->batch[k] + 1]; p++) e->batch_pair[n_pairs++] = p;
     mg_pool_run(e->pool, pair_task, &c, n_pairs, l->width >= 8192 ? 1 : 8192 / l->width);
+    if (l->part[2].tally) tally_down(e, l, ld, m);
     for (int k = 0; k < m; k++) {
         const int32_t i = e->batch[k], p = e->expert_first[i], n = e->expert_first[i + 1] - p;
         e->jobs[k] = (mg_job){&l->part[2], e->records[i] + l->part_offset[2], bias_of(e, l, i, 2), down_rows(e) + p,
@@ -184,6 +199,7 @@ int mg_op_moe(mg_exec *e, const mg_op *op) {
     int status = MG_OK;
     const int n = group_pairs(e, l);
     prepare(e, l, op->src);
+    if (l->part[0].tally) tally_gate(e, l, e->buf[op->src], e->ld[op->src], n);
     if (e->store) {
         status = streamed(e, l, ld_dst, n);
     } else {

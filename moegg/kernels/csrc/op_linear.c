@@ -77,8 +77,18 @@ const void **mg_act_rows(mg_exec *e, int act, const float *src, int64_t ld, int6
     return ptr;
 }
 
+/* In the order of the rows and on one thread, so that the sums do not depend on how many there are. */
+void mg_tally_rows(const mg_mat *m, int64_t which, const float *x, int64_t ld, int64_t n) {
+    double *s = m->tally->squares + which * m->cols;
+    for (int64_t t = 0; t < n; t++)
+        for (int64_t i = 0; i < m->cols; i++) s[i] += (double)x[t * ld + i] * x[t * ld + i];
+    m->tally->rows[which] += n;
+}
+
 /* All mats read the same rows. Mats are run by activation format, so that one scratch serves both. */
 void mg_linear(mg_exec *e, const mg_mat *mats, float *const *dst, const int64_t *ld, int n_mats, const float *src, int64_t ld_src, int64_t n) {
+    for (int i = 0; i < n_mats; i++)
+        if (mats[i].tally) mg_tally_rows(&mats[i], 0, src, ld_src, n);
     for (int act = MG_ACT_F32; act <= MG_ACT_A8; act++) {
         int n_jobs = 0;
         const void **ptr = NULL;

@@ -16,35 +16,42 @@ static int iq4_code(float v) {
     return q;
 }
 
-/* Codes of 32 elements for scale d; the squared error weighed by x^2. */
-static float iq4_encode(const float *x, float d, uint8_t *q) {
+/* Weights of the error of 32 elements: x^2, or what the columns are worth times a milder factor. */
+static void iq4_weigh(const float *x, const float *worth, float *w) {
+    float square = 0;
+    for (int i = 0; i < 32; i++) square += x[i] * x[i];
+    for (int i = 0; i < 32; i++) w[i] = worth ? worth[i] * sqrtf(square / 32 + x[i] * x[i]) : x[i] * x[i];
+}
+
+/* Codes of 32 elements for scale d; the weighted squared error. */
+static float iq4_encode(const float *x, const float *w, float d, uint8_t *q) {
     const float inv = inverse(d);
     float err = 0;
     for (int i = 0; i < 32; i++) {
         q[i] = (uint8_t)iq4_code(x[i] * inv);
         const float e = x[i] - d * mg_iq4_grid[q[i]];
-        err += x[i] * x[i] * e * e;
+        err += w[i] * e * e;
     }
     return err;
 }
 
 /* The scale: the extreme element becomes the lowest value; with search scales around that, each solved for least squares. */
-static float iq4_scale(const float *x, int search) {
+static float iq4_scale(const float *x, const float *w, int search) {
     const float top = extreme(x, 32);
     float d = top / mg_iq4_grid[0], best;
     uint8_t q[32];
     if (!search || !(fabsf(top) < 0x1p+60f) || top == 0) return d;
-    best = iq4_encode(x, d, q);
+    best = iq4_encode(x, w, d, q);
     for (int k = -7; k <= 7; k++) {
         float xq = 0, qq = 0;
-        iq4_encode(x, top / (mg_iq4_grid[0] + k), q);
+        iq4_encode(x, w, top / (mg_iq4_grid[0] + k), q);
         for (int i = 0; i < 32; i++) {
-            const float v = mg_iq4_grid[q[i]], w = x[i] * x[i];
-            xq += w * v * x[i];
-            qq += w * v * v;
+            const float v = mg_iq4_grid[q[i]];
+            xq += w[i] * v * x[i];
+            qq += w[i] * v * v;
         }
         if (!(qq > 0)) continue;
-        const float err = iq4_encode(x, xq / qq, q);
+        const float err = iq4_encode(x, w, xq / qq, q);
         if (err < best) best = err, d = xq / qq;
     }
     return d;
@@ -55,20 +62,24 @@ static void pack_16(const uint8_t *q, uint8_t *qs) {
 }
 
 QUANT(iq4_nl) {
-    for (uint8_t q[32]; n > 0; n--, b++, x += 32) {
-        b->d = mg_f32_to_f16(iq4_scale(x, search));
-        iq4_encode(x, mg_f16_to_f32(b->d), q);
+    uint8_t q[32];
+    float w[32];
+    for (; n > 0; n--, b++, x += 32, worth += worth ? 32 : 0) {
+        iq4_weigh(x, worth, w);
+        b->d = mg_f32_to_f16(iq4_scale(x, w, search));
+        iq4_encode(x, w, mg_f16_to_f32(b->d), q);
         pack_16(q, b->qs);
     }
 }
 
 QUANT(iq4_xs) {
-    for (; n > 0; n--, b++, x += 256) {
-        float d[8], top = 0;
+    for (; n > 0; n--, b++, x += 256, worth += worth ? 256 : 0) {
+        float d[8], w[32], top = 0;
         uint8_t q[32];
         memset(b, 0, sizeof *b);
         for (int j = 0; j < 8; j++) {
-            d[j] = iq4_scale(x + 32 * j, search);
+            iq4_weigh(x + 32 * j, worth ? worth + 32 * j : NULL, w);
+            d[j] = iq4_scale(x + 32 * j, w, search);
             top = fabsf(d[j]) > fabsf(top) ? d[j] : top;
         }
         b->d = mg_f32_to_f16(top / -32);
@@ -77,7 +88,7 @@ QUANT(iq4_xs) {
             const int sc = (int)nearest(clamp(d[j] * inverse(du), -32, 31));
             b->scales_l[j / 2] |= (uint8_t)(((sc + 32) & 15) << j % 2 * 4);
             b->scales_h |= (uint16_t)((sc + 32) >> 4 << 2 * j);
-            iq4_encode(x + 32 * j, du * sc, q);
+            iq4_encode(x + 32 * j, w, du * sc, q);
             pack_16(q, b->qs + 16 * j);
         }
     }
