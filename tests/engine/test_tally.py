@@ -42,7 +42,7 @@ def test_every_matrix_that_is_multiplied_has_a_tally_and_every_token_is_counted(
     matrices = {t.name: t.shape[1] for t in engine.model.tensors() if len(t.shape) == 2 and t.role != "router" and not t.gather}
     matrices |= {f"layers.{e.layer}.experts.{p.name}": p.shape[1] for e in engine.model.experts() for p in e.parts}
     assert {name: t.squares.shape[1] for name, t in got.items()} == matrices
-    top_k = {e.layer: engine.program.moe[i].top_k for i, e in enumerate(engine.model.experts())}
+    top_k = {e.layer: engine.program.moe[i].router.top_k for i, e in enumerate(engine.model.experts())}
     for name, t in got.items():
         if ".experts." in name:
             assert t.rows.sum() == top_k[int(name.split(".")[1])] * len(IDS)
