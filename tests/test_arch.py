@@ -234,7 +234,7 @@ def test_factors_divide_each_frequency():
     assert factor == 1.0
 
 
-@pytest.mark.parametrize("scaling", [{"rope_type": "mrope", "mrope_section": [1]}, {"type": "proportional"}])
+@pytest.mark.parametrize("scaling", [{"rope_type": "mrope", "mrope_section": [1]}, {"type": "propeller"}])
 def test_unknown_rope_types_are_refused_with_their_key(scaling):
     with pytest.raises(UnsupportedModel, match=r"'rope_scaling\.(rope_)?type' is '(mrope|prop\w+)'; supported: default, linear"):
         regimes(rope_scaling=scaling)
