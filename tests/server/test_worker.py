@@ -41,9 +41,9 @@ def test_seeded_answers_repeat_in_any_company(tiny_engine, tokenizer):
         assert len(set(texts(s, PROMPTS[:1] * 3, max_tokens=16, temperature=1.0, seed=7))) == 1
 
 
-@pytest.fixture(scope="module", params=["qwen3-moe", "gemma3"])
+@pytest.fixture(scope="module", params=["qwen3-moe", "gemma3", "lfm2"])
 def rewinding_engine(request, tmp_path_factory):
-    """gemma3's sliding windows forget: there not every prefix can be gone back to."""
+    """gemma3's sliding windows and lfm2's convolutions forget: there not every prefix can be gone back to."""
     from tests import tiny  # here, with what it needs to convert
     from tests.loading import convert_to, open_engine
     folder = tmp_path_factory.mktemp(request.param)
@@ -61,7 +61,7 @@ def test_reused_state_changes_no_answer(rewinding_engine, tokenizer):
     prompts += [prompts[-1], prompts[0][:50]]
     with serving(rewinding_engine, tokenizer, parallel=2) as s:
         used = [texts(s, [p], max_tokens=6)[0] for p in prompts]
-        assert s.metrics.value("prompt_tokens_cached_total") > 300
+        assert s.metrics.value("prompt_tokens_cached_total") > 250
     for p, text in zip(prompts, used, strict=True):
         with serving(rewinding_engine, tokenizer, parallel=1) as s:
             assert texts(s, [p], max_tokens=6)[0] == text
