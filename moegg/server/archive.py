@@ -27,7 +27,7 @@ from moegg.units import fmt_bytes
 MAGIC, SUFFIX, PARTIAL = b"MOEGGST1", ".session", ".partial"
 CHECKSUM = 16
 MAX_HEADER, MAX_TOKENS = 1 << 20, 1 << 24
-DTYPES = {"f2": np.dtype("<f2"), "f4": np.dtype("<f4")}
+DTYPES = {"f2": np.dtype("<f2"), "f4": np.dtype("<f4"), "i4": np.dtype("<i4")}
 STALE_S = 3600.0                # a partial file that old has no writer any more
 
 
@@ -82,7 +82,7 @@ class Archive:
             with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as f:
                 f.write(head + blake3(head).digest(CHECKSUM))
                 for part in snapshot.parts:
-                    data = memoryview(np.ascontiguousarray(part)).cast("B")
+                    data = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
                     body.update(data)
                     f.write(data)
                 f.write(body.digest(CHECKSUM))
@@ -103,7 +103,7 @@ class Archive:
                 parts, body = [], blake3()
                 for dtype, shape in shapes:
                     part = np.empty(shape, dtype)
-                    data = memoryview(part).cast("B")
+                    data = part.reshape(-1).view(np.uint8)
                     if f.readinto(data) != part.nbytes:
                         raise Damaged("it is cut short")
                     body.update(data)
