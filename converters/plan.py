@@ -264,7 +264,7 @@ class _Finder:
         elif view.shape != item.shape:
             self.misshapen.append((view, item.shape))
         elif view.src.rows:
-            self.taken[view.tensor.name, expert, view.unsliced] += item.shape[0]
+            self.taken[view.tensor.name, expert, view.unsliced] += view.taken
         return view
 
     def check(self) -> None:

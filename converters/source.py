@@ -3,6 +3,7 @@
 A View knows its shape and quant before anything is read, and reads by rows: as raw blocks where the steps leave blocks whole
 (slices of experts and of rows), as floats always. Rows are those of the matrix [out, in] that is written; a vector is one row.
 """
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -74,7 +75,12 @@ class View:
     @property
     def whole(self) -> bool:
         """True if rows cannot be read apart: a transposed matrix, a slice of a vector."""
-        return self.src.transpose or (self.src.rows is not None and len(self.shape) == 1)
+        return self.src.transpose or self.src.turn or (self.src.rows is not None and len(self.shape) == 1)
+
+    @property
+    def taken(self) -> int:
+        """How many of the `unsliced` this view is made of."""
+        return self.src.groups * self.shape[1] if self.src.turn else self.shape[0]
 
     @property
     def exact(self) -> bool:
@@ -90,7 +96,7 @@ class View:
     @property
     def reversible(self) -> bool:
         """True if places() say where the stored bytes of this view are: nothing is added or transposed."""
-        return not (self.src.transpose or self.src.add)
+        return not (self.src.transpose or self.src.turn or self.src.add)
 
     @property
     def first_place(self) -> int:
@@ -111,7 +117,11 @@ class View:
 
     def floats(self, start: int, stop: int) -> np.ndarray:
         """Rows [start:stop] as f32 [n, cols], all steps applied; all rows at once where `whole`."""
-        if self.whole:
+        if self.src.turn:
+            x = self._decode(self._read(self.first, self.first + self.unsliced), self.stored[-1])
+            x = x.reshape(self.src.groups, -1, self.stored[-1])[:, slice(*self.src.rows)].swapaxes(1, 2)
+            x = np.ascontiguousarray(x.reshape(self.shape)[start:stop])
+        elif self.whole:
             n = self.stored[-2] if self.src.transpose else 1
             x = self._decode(self._read(self.first, self.first + n), self.stored[-1])
             if self.src.transpose:
@@ -131,12 +141,18 @@ class View:
         """The place in the source tensor of element (row, col) of this view: 'name[3, 17]'."""
         if len(self.shape) == 1:
             place = [int(self.places(np.array([col]))[0])]
+        elif self.src.turn:
+            first, _, step = self.src.rows
+            group, within = divmod(row, self.stored[-1])
+            place = [group * (self.unsliced // self.src.groups) + first + col * step, within]
         else:
             place = [int(self.places(np.array([row]))[0]), col]
             if self.src.transpose:
                 place.reverse()
         if self.src.stacked:
             place.insert(0, self.expert)
+        if self.src.flat:
+            place[:-1] = map(int, np.unravel_index(place[0], self.tensor.shape[:-1]))
         if self.src.squeeze:
             left = iter(place)
             place = [0 if n == 1 else next(left) for n in self.tensor.shape]
@@ -167,12 +183,15 @@ def find_view(source: Source, srcs: tuple[Src, ...], expert: int | None = None, 
             if shape[0] % groups:
                 raise FormatError(f"{source.name}: tensor {tensor.name!r}: shape is {list(tensor.shape)}, expected rows in {groups} "
                                   "equal groups", "arch-shape")
-            shape = (groups * len(range(start, min(stop, shape[0] // groups), step)), *shape[1:])
+            per = len(range(start, min(stop, shape[0] // groups), step))
+            shape = (groups * shape[1], per) if src.turn else (groups * per, *shape[1:])
         return View(source, tensor, src, expert, shape, first)
     return None
 
 
 def _stored(tensor: SourceTensor, src: Src) -> tuple[int, ...]:
+    if src.flat:
+        return math.prod(tensor.shape[:-1]), tensor.shape[-1]
     return tuple(n for n in tensor.shape if n != 1) or (1,) if src.squeeze else tensor.shape
 
 

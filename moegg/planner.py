@@ -6,7 +6,7 @@ engine share these functions: what is planned is what is allocated (forward.pyx,
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from moegg.arch import Gqa, Mixer, Model, Moe, walk
+from moegg.arch import Gqa, Mixer, Mla, Model, Moe, walk
 from moegg.errors import BudgetTooSmall
 from moegg.units import fmt_bytes
 
@@ -117,25 +117,24 @@ class MemoryPlan:
 
 # --- parts --------------------------------------------------------------------------------------------------------------
 
-def kv_positions(attn: Gqa, ctx: int, ubatch: int) -> int:
+def kv_positions(attn: Gqa | Mla, ctx: int, ubatch: int) -> int:
     """Positions that one attention layer keeps: all of ctx, or a ring of what a query sees + ubatch; a multiple of the tile."""
     need = ctx if not attn.span else min(ctx, attn.span + ubatch)
     return -(-need // TILE) * TILE
 
 
-def kv_bytes(attn: Gqa, ctx: int, ubatch: int, kv: str) -> int:
+def kv_bytes(attn: Gqa | Mla, ctx: int, ubatch: int, kv: str) -> int:
     """Bytes of one session's keys and values in one layer, and of its index keys."""
-    pad = -(-attn.head_dim // 16) * 16
-    n, x = kv_positions(attn, ctx, ubatch), attn.indexer
+    (heads, key, value), n, x = attn.kept, kv_positions(attn, ctx, ubatch), attn.indexer
     index = 4 * x.dim * (n + n // x.ratio + 16) if x else 0
-    return attn.n_kv_head * n * (attn.head_dim + pad) * (4 if kv == "f32" else 2) + index
+    return heads * n * (key + value) * (4 if kv == "f32" else 2) + index
 
 
-def state_bytes(block: Gqa | Mixer, ctx: int, ubatch: int, kv: str) -> int:
+def state_bytes(block: Gqa | Mla | Mixer, ctx: int, ubatch: int, kv: str) -> int:
     """Bytes that one layer keeps of one session: keys and values, or a mixer's live state and its marks."""
     if isinstance(block, Gqa) and block.kv_from is not None:
         return 0
-    return kv_bytes(block, ctx, ubatch, kv) if isinstance(block, Gqa) else 4 * block.state_floats * (1 + MARKS)
+    return kv_bytes(block, ctx, ubatch, kv) if isinstance(block, (Gqa, Mla)) else 4 * block.state_floats * (1 + MARKS)
 
 
 def _act(cols: int) -> int:
@@ -150,8 +149,9 @@ def scratch_bytes(model: Model, ctx: int, ubatch: int, n_threads: int) -> int:
     rows = max(ubatch, MAX_OUT)
     attn = [layer.attn for layer in model.layers if isinstance(layer.attn, Gqa)]
     moe = [layer.ffn for layer in model.layers if isinstance(layer.ffn, Moe)]
-    mixed = [sum(t.shape[0] for t in walk(layer.attn) if len(t.shape) == 2) for layer in model.layers if not isinstance(layer.attn, Gqa)]
+    mixed = [sum(t.shape[0] for t in walk(layer.attn) if len(t.shape) == 2) for layer in model.layers if not isinstance(layer.attn, (Gqa, Mla))]
     mixed += [a.indexer.dim for a in attn if a.indexer] + [layer.ple.ngram.width for layer in model.layers if layer.ple]
+    heads, latent = 0, [layer.attn for layer in model.layers if isinstance(layer.attn, Mla)]
     mlps = [layer.ffn.shared if isinstance(layer.ffn, Moe) else layer.ffn for layer in model.layers]
     dense = max((m.up.shape[0] for m in mlps if m), default=0)
     dense = max(dense, *(a.n_head * a.head_dim for a in attn if a.gate), *(a.indexer.n_head * a.indexer.dim for a in attn if a.indexer), 0)
@@ -159,20 +159,25 @@ def scratch_bytes(model: Model, ctx: int, ubatch: int, n_threads: int) -> int:
     q, kv = (max((h * a.head_dim for h, a in heads), default=0) for heads in ([(a.n_head, a) for a in attn], [(a.n_kv_head, a) for a in attn]))
     q = max(q, model.d if moe else 0)
     inputs = model.per_layer.proj.shape[0] if model.per_layer else 0
-    widths = (wide, model.d, model.d, q, q, kv, kv, dense, dense, max(mixed, default=0) + 176, inputs, inputs)
-    n = sum(rows * (4 * w + 64) for w in widths) + rows * max(map(_act, widths))
+    widths = [wide, model.d, model.d, q, q, kv, kv, dense, dense, max(mixed, default=0) + 176, inputs, inputs, 0]
+    for a in latent:                            # queries, the sums, [c | kr] and the short queries; queries for latents
+        own = (a.n_head * max(a.nope + a.rope_dim, a.v_dim), a.n_head * a.rank, a.kept[1], a.q_down.shape[0] if a.q_down else 0)
+        widths[3:7] = map(max, widths[3:7], own)
+        widths[-1] = max(widths[-1], a.n_head * a.kept[1])
+        heads = max(heads, rows * a.n_head * (max(_act(a.nope), _act(a.rank)) + 16))
+    n = sum(rows * (4 * w + 64) for w in widths) + max(rows * max(map(_act, widths)), heads)
     if moe:
         width, experts = max(m.experts.width for m in moe), max(m.experts.n for m in moe)
         pairs = ubatch * max(m.top_k for m in moe)
         n += pairs * (4 * (2 * width + model.d) + _act(width) + 256) + ubatch * (8 * experts + 128) + 512 * experts
-    part = 4 * (48 + max((a.head_dim for a in attn), default=0))
+    part = 4 * (48 + max((a.value_dim for a in (*attn, *latent)), default=0))
     n += n_threads * QROWS * (4 * TILE + (1 + ITEMS) * part) + 4 * n_threads * QROWS * (ctx // CHUNK + 1) * part
     n += n_threads * max((8 * (ctx // a.indexer.ratio + a.indexer.budget + 64) for a in attn if a.indexer), default=0)
     return n + MAX_OUT * 4 * (model.vocab + 16) + len(model.layers) * 8192 + (1 << 16)
 
 
 def rope_bytes(model: Model, ctx: int) -> int:
-    attn = [layer.attn for layer in model.layers if isinstance(layer.attn, Gqa)]
+    attn = [layer.attn for layer in model.layers if isinstance(layer.attn, (Gqa, Mla))]
     ropes, temperatures = dict.fromkeys(r for a in attn for r in (a.rope, a.indexer and a.indexer.rope) if r), {a.temperature for a in attn if a.temperature}
     return sum(len(r.regimes()) * ctx * r.dim * 4 for r in ropes) + len(temperatures) * ctx * 4
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from moegg import registry
-from moegg.arch import ConfigReader, Gqa, Mlp, Moe
+from moegg.arch import ConfigReader, Gqa, Mla, Mlp, Moe
 from moegg.errors import FormatError, MoeggError, UnsupportedModel
 from tests import oracle, tiny
 from tests.reference.forward import forward
@@ -55,8 +55,9 @@ def test_the_canonical_config_gives_the_same_model(arch):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_tiny_has_odd_sizes(arch):
     model = tiny.describe(arch)
-    attn = next(x.attn for x in model.layers if isinstance(x.attn, Gqa))
-    assert model.vocab % 16 and len(model.layers) in (3, 4) and attn.head_dim * attn.n_head != model.d or arch == "qwen2"
+    attn = next(x.attn for x in model.layers if isinstance(x.attn, (Gqa, Mla)))
+    head = attn.nope if isinstance(attn, Mla) else attn.head_dim
+    assert model.vocab % 16 and len(model.layers) in (3, 4) and head * attn.n_head != model.d or arch == "qwen2"
     assert all(t.role in ROLES for t in model.tensors())
 
 
@@ -127,6 +128,28 @@ RELEASED = {  # name: (arch, keys that matter, parameters as published)
                          "original_max_position_embeddings": 4096, "short_mscale": 1.243163121016122, "type": "longrope"},
         "rope_theta": 10000.0, "router_aux_loss_coef": 0.0, "router_jitter_noise": 0.01, "sliding_window": 131072,
         "tie_word_embeddings": False, "vocab_size": 32064}, 41873153344),
+    "DeepSeek-V3": ("deepseek", COMMON | {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "attention_bias": False, "aux_loss_alpha": 0.001,
+        "ep_size": 1, "first_k_dense_replace": 3, "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512,
+        "max_position_embeddings": 163840, "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256,
+        "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
+        "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "pretraining_tp": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6, "rope_scaling": {
+            "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096, "type": "yarn"},
+        "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False,
+        "topk_group": 4, "topk_method": "noaux_tc", "v_head_dim": 128, "vocab_size": 129280}, 671026419200),
+    "DeepSeek-V2-Lite": ("deepseek", COMMON | {
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "attention_bias": False, "aux_loss_alpha": 0.001,
+        "first_k_dense_replace": 1, "hidden_size": 2048, "intermediate_size": 10944, "kv_lora_rank": 512,
+        "max_position_embeddings": 163840, "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 64,
+        "n_shared_experts": 2, "norm_topk_prob": False, "num_attention_heads": 16, "num_experts_per_tok": 6, "num_hidden_layers": 27,
+        "num_key_value_heads": 16, "pretraining_tp": 1, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-6, "rope_scaling": {
+            "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 4096, "type": "yarn"},
+        "rope_theta": 10000, "routed_scaling_factor": 1.0, "scoring_func": "softmax", "seq_aux": True, "tie_word_embeddings": False,
+        "topk_group": 1, "topk_method": "greedy", "v_head_dim": 128, "vocab_size": 102400}, 15706484224),
     "dots.llm1.inst": ("dots1", COMMON | {
         "architectures": ["Dots1ForCausalLM"], "model_type": "dots1", "attention_bias": False, "first_k_dense_replace": 1,
         "head_dim": 128, "hidden_size": 4096, "intermediate_size": 10944, "max_position_embeddings": 32768,

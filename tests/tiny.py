@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 
 from moegg import registry
-from moegg.arch import ConfigReader, Gqa, Mlp, Moe, ShortConv
+from moegg.arch import ConfigReader, Gqa, Mla, Mlp, Moe, ShortConv
 from tests import oracle
 
 
@@ -94,6 +94,8 @@ def to_source(model, files, kind):
         name = src.name.format(e=e)
         slot = stacks.setdefault(name, {}).setdefault(e, {}) if src.stacked else whole.setdefault(name, {})
         x = x[:, None] if src.squeeze and x.ndim == 2 else x
+        if src.turn:
+            x = x.reshape(src.groups, -1, x.shape[-1]).swapaxes(1, 2).reshape(-1, len(x) // src.groups)
         slot[src.rows and (*src.rows, src.groups or 1)] = x
         turned[name] = src.transpose
     for t in model.tensors():
@@ -106,14 +108,22 @@ def to_source(model, files, kind):
 
 def gguf_metadata(model, name):
     """'<arch>.*' keys as llama.cpp's converter would write them, without the prefix."""
-    attn, ffns = [layer.attn for layer in model.layers if isinstance(layer.attn, Gqa)], [layer.ffn for layer in model.layers]
-    first, full, local = attn[0], _main(model), next((a for a in attn if a.window), None)
+    attn, ffns = [layer.attn for layer in model.layers if isinstance(layer.attn, (Gqa, Mla))], [layer.ffn for layer in model.layers]
+    first, full, local = attn[0], _main(model), next((a for a in attn if getattr(a, "window", 0)), None)
     eps = "attention.layer_norm_epsilon" if model.final_norm.kind == "layer" and name != "phimoe" else "attention.layer_norm_rms_epsilon"
     meta = {"block_count": len(model.layers), "context_length": model.ctx_train, "embedding_length": model.d,
-            "attention.head_count": first.n_head, "attention.head_count_kv": first.n_kv_head,
-            "attention.key_length": first.head_dim, "attention.value_length": first.head_dim,
+            "attention.head_count": first.n_head,
             eps: model.final_norm.eps, "rope.freq_base": full.rope.theta,
             "rope.dimension_count": full.rope.dim, "vocab_size": model.vocab}
+    if isinstance(first, Mla):
+        meta |= {"attention.head_count_kv": 1, "attention.key_length": first.rank + first.rope_dim, "attention.value_length": first.rank,
+                 "attention.key_length_mla": first.nope + first.rope_dim, "attention.value_length_mla": first.v_dim,
+                 "attention.kv_lora_rank": first.rank}
+        meta |= {"attention.q_lora_rank": first.q_down.shape[0]} if first.q_down else {}
+        if "mscale_all_dim" in (scaling := dict(first.rope.scaling)):
+            meta["rope.scaling.yarn_log_multiplier"] = 0.1 * scaling["mscale_all_dim"]
+    else:
+        meta |= {"attention.head_count_kv": first.n_kv_head, "attention.key_length": first.head_dim, "attention.value_length": first.head_dim}
     if any(isinstance(ffn, Moe) for ffn in ffns):
         meta["leading_dense_block_count"] = next(i for i, ffn in enumerate(ffns) if isinstance(ffn, Moe))
     for ffn in ffns:
@@ -155,7 +165,7 @@ def _gguf_name(module, cfg):
 
 def _main(model):
     """The attention that says what a GGUF's main rope is: of a layer without window, if any of those has a rope."""
-    return min((x.attn for x in model.layers if getattr(x.attn, "rope", None)), key=lambda a: a.window > 0)
+    return min((x.attn for x in model.layers if getattr(x.attn, "rope", None)), key=lambda a: getattr(a, "window", 0) > 0)
 
 
 _PERMUTED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")

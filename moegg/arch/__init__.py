@@ -8,6 +8,7 @@ A new architecture of known kinds is one module; a new kind of block is a kernel
 from moegg.arch.blocks import Gqa, Indexer, Mlp, Norm, PerLayerGate, PerLayerInputs
 from moegg.arch.config import F32_MAX, F32_MIN, I32_MAX, ConfigReader, fits_f32
 from moegg.arch.mixers import PAST_MAX, SCAN_MAX, Conv, DeltaNet, Lightning, LowRank, Mamba, Mixer, ShortConv
+from moegg.arch.mla import Mla
 from moegg.arch.model import Layer, Model, walk
 from moegg.arch.moe import MAX_GROUPS, Moe, Router
 from moegg.arch.rope import ROPE_TYPES, Rope, read_rope, rope_of
@@ -15,6 +16,6 @@ from moegg.arch.streams import NGram, Ple, Streams, hash_multipliers, offsets_of
 from moegg.arch.tensors import ROLES, Experts, Part, Src, Tensor
 
 __all__ = ["F32_MAX", "F32_MIN", "I32_MAX", "MAX_GROUPS", "PAST_MAX", "ROLES", "ROPE_TYPES", "SCAN_MAX", "ConfigReader", "Conv", "DeltaNet",
-           "Experts", "Gqa", "Indexer", "Layer", "Lightning", "LowRank", "Mamba", "Mixer", "Mlp", "Model", "Moe", "NGram", "Norm", "Part",
-           "PerLayerGate", "PerLayerInputs", "Ple", "Rope", "Router", "ShortConv", "Src", "Streams", "Tensor", "fits_f32", "hash_multipliers",
+           "Experts", "Gqa", "Indexer", "Layer", "Lightning", "LowRank", "Mamba", "Mixer", "Mla", "Mlp", "Model", "Moe", "NGram", "Norm",
+           "Part", "PerLayerGate", "PerLayerInputs", "Ple", "Rope", "Router", "ShortConv", "Src", "Streams", "Tensor", "fits_f32", "hash_multipliers",
            "offsets_of", "primes_from", "read_rope", "rope_of", "walk"]

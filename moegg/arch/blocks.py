@@ -76,6 +76,16 @@ class Gqa:
         """Positions that a query sees at most; 0: all before it."""
         return self.chunk or self.window
 
+    @property
+    def kept(self) -> tuple[int, int, int]:
+        """(heads, values of a key, values of a value, padded to whole vectors) kept per position."""
+        return self.n_kv_head, self.head_dim, -(-self.head_dim // 16) * 16
+
+    @property
+    def value_dim(self) -> int:
+        """Values that attention sums up per head."""
+        return self.head_dim
+
 
 @dataclass(frozen=True)
 class Mlp:

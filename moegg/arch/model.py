@@ -8,6 +8,7 @@ from typing import Any
 
 from moegg.arch.blocks import Gqa, Mlp, Norm, PerLayerGate, PerLayerInputs
 from moegg.arch.mixers import Mixer
+from moegg.arch.mla import Mla
 from moegg.arch.moe import Moe
 from moegg.arch.rope import Rope
 from moegg.arch.streams import Ple, Streams
@@ -23,7 +24,7 @@ class Layer:
     several streams that they read and write; `ple` is added to them first.
     """
     attn_norm: Norm | Streams | None
-    attn: Gqa | Mixer
+    attn: Gqa | Mla | Mixer
     ffn_norm: Norm | Streams | None
     ffn: Mlp | Moe
     attn_post_norm: Norm | None = None

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from moegg import registry
-from moegg.arch import ConfigReader, Gqa, Layer, Mlp, Model, Moe, Norm, Streams
+from moegg.arch import ConfigReader, Gqa, Layer, Mla, Mlp, Model, Moe, Norm, Streams
 from moegg.errors import ExitStatus, printable
 
 WIDTH = 100
@@ -52,7 +52,8 @@ def row(module: ModuleType) -> dict[str, Any]:
 def kinds(model: Model) -> Iterator[str]:
     """Names of what the layers are made of, in order of first use."""
     for layer in model.layers:
-        yield from attention_kinds(layer.attn) if isinstance(layer.attn, Gqa) else (type(layer.attn).__name__,)
+        name = "latent attention" if isinstance(layer.attn, Mla) else type(layer.attn).__name__
+        yield from attention_kinds(layer.attn) if isinstance(layer.attn, Gqa) else (name,)
         yield from ffn_kinds(layer.ffn)
         yield from layer_kinds(layer)
     if model.per_layer:

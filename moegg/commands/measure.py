@@ -157,7 +157,7 @@ def decode_bytes(container: Container, model: Model, kv: str, first: int, n: int
         if isinstance(a, Mixer):
             state += 4 * a.state_floats * n
             continue
-        per_position = a.n_kv_head * (a.head_dim + -(-a.head_dim // 16) * 16) * (4 if kv == "f32" else 2)
+        per_position = a.kept[0] * sum(a.kept[1:]) * (4 if kv == "f32" else 2)
         state += per_position * sum(p + 1 - a.oldest(p) for p in range(first, first + n))
     return weights + state // max(n, 1)
 

@@ -9,11 +9,12 @@ from cython cimport final
 from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
 from libc.string cimport memset
 
-from moegg.engine.structs cimport fill_attn, fill_indexer, fill_mixer, fill_moe, fill_ngram, fill_op, fill_rope, temperature
+from moegg.engine.structs cimport fill_attn, fill_indexer, fill_latent, fill_mixer, fill_moe, fill_ngram, fill_op, fill_rope, temperature
 from moegg.kernels cimport _core
 from moegg.kernels.exec cimport *
 from moegg.kernels.store cimport Store
 
+from moegg.arch import Mla
 from moegg.engine.state import pad16
 from moegg.engine.structs import Arena, pad32
 from moegg.errors import Cancelled, InternalError
@@ -66,7 +67,7 @@ cdef class Executor:
         if self.e.pool == NULL:
             raise InternalError(f"thread pool of {n_threads} threads could not be made")
         self.n_threads = n_threads
-        part = MG_PART_HEAD + max((pad16(a.head_dim) for a in program.attn), default=0)
+        part = MG_PART_HEAD + max((pad16(a.value_dim) for a in program.attn), default=0)
         self.e.attn_scratch_floats = MG_QROWS * (MG_TILE + (1 + MG_ATTN_ITEMS) * part)
         self.e.attn_scratch = <float *>self.take(n_threads * self.e.attn_scratch_floats * 4)
         self.e.max_split_rows = 4 * n_threads * MG_QROWS
@@ -122,10 +123,12 @@ cdef class Executor:
             self.e.route_choice = <float *>self.take(S * pad16(experts) * 4 + 64)
             self.e.route_idx = <int32_t *>self.take(pairs * 4)
             self.e.route_w = <float *>self.take(pairs * 4)
+        heads = max((op.heads for op in program.ops), default=0)
+        acts += [S * op.heads * max(_core.act_bytes(act, pad32(op.linears[0].weight.shape[1])) for act in range(2)) for op in program.ops if op.heads]
         self.e.act = <uint8_t *>self.take(max(acts))
-        self.e.act_ptr = <const void **>self.take(5 * max(S, self.max_out, pairs) * sizeof(void *))
+        self.e.act_ptr = <const void **>self.take(max(5 * max(S, self.max_out, pairs), S * heads) * sizeof(void *))
         self.e.blocks = <int32_t *>self.take((S + 1) * 4)
-        self.e.jobs = <mg_job *>self.take((2 * experts + 4) * _core.job_bytes())
+        self.e.jobs = <mg_job *>self.take((max(2 * experts, heads) + 4) * _core.job_bytes())
 
     def _ops(self, program, weights: dict, moe: list, ctx: int, kv: str):
         cdef mg_op *ops = <mg_op *>self.take(len(program.ops) * sizeof(mg_op))
@@ -141,7 +144,10 @@ cdef class Executor:
         for i, r in enumerate(program.ropes):
             fill_rope(self.arena, &ropes[i], r, ctx)
         for i, (a, entry) in enumerate(program.readers):
-            fill_attn(&attn[i], a, entry, weights, kv, ctx, self.ubatch)
+            if isinstance(a, Mla):
+                fill_latent(&attn[i], a, entry, weights, kv, ctx, self.ubatch)
+            else:
+                fill_attn(&attn[i], a, entry, weights, kv, ctx, self.ubatch)
             if a.rope is not None:
                 attn[i].rope = &ropes[program.ropes.index(a.rope)]
             if a.temperature is not None:

@@ -13,6 +13,7 @@ from moegg.arch import (
     LowRank,
     Mamba,
     Mixer,
+    Mla,
     Mlp,
     Model,
     Moe,
@@ -25,8 +26,9 @@ from moegg.arch import (
     Tensor,
 )
 
-# residual, normed input, attention, block output, MLP halves, betas, per-layer inputs and what goes into them, how streams take an output
-X, XN, Q, K, V, ATT, Y, GATE, UP, BETA, INPUTS, TOKENS, INJECT = range(13)
+# residual, normed input, attention, block output, MLP halves, betas, per-layer inputs and what goes into them, how streams take an output,
+# queries for latents
+X, XN, Q, K, V, ATT, Y, GATE, UP, BETA, INPUTS, TOKENS, INJECT, LAT = range(14)
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,9 @@ class Op:
     moe_index: int = -1
     mixer_index: int = -1
     ple: Ple | None = None
+    heads: int = 0
+    head_src: int = 0
+    head_dst: int = 0
 
 
 @dataclass
@@ -69,9 +74,9 @@ class Program:
     layers and whose KV state they read; mixers: layers with a float state, and the names of their buffers."""
     model: Model
     ops: list[Op] = field(default_factory=list)
-    widths: list[int] = field(default_factory=lambda: [0] * (INJECT + 1))
-    attn: list[Gqa] = field(default_factory=list)
-    readers: list[tuple[Gqa, int]] = field(default_factory=list)
+    widths: list[int] = field(default_factory=lambda: [0] * (LAT + 1))
+    attn: list[Gqa | Mla] = field(default_factory=list)
+    readers: list[tuple[Gqa | Mla, int]] = field(default_factory=list)
     kv_of: dict[int, int] = field(default_factory=dict)         # layer -> index in attn
     moe: list[Moe] = field(default_factory=list)
     mixers: list[tuple[Mixer | Ple, dict[str, int]]] = field(default_factory=list)
@@ -210,6 +215,29 @@ def _gqa(p: Program, i: int, a: Gqa, x: int) -> None:
     p.add("linear", layer=i, src=ATT, linears=(Linear(a.o, a.o_bias, Y),))
 
 
+def _mla(p: Program, i: int, a: Mla, x: int) -> None:
+    """Queries to latents by head, attention over the rows that are kept, and the sums back to values by head."""
+    h, head, row = a.n_head, a.nope + a.rope_dim, a.kept[1]
+    down = Linear(a.q_down, a.q_down_bias, V) if a.q_down else Linear(a.q, None, Q)
+    p.add("linear", layer=i, src=x, linears=(down, Linear(a.kv, a.kv_bias, K)))
+    if a.q_down:
+        p.widen(a.q_down.shape[0], V)
+        p.add("norm", layer=i, src=V, dst=V, norm=a.q_norm, n=a.q_down.shape[0])
+        p.add("linear", layer=i, src=V, linears=(Linear(a.q, None, Q),))
+    p.add("latent", layer=i, src=Q, src2=K, dst=LAT, attn_index=len(p.readers))
+    p.add("heads", layer=i, src=Q, dst=LAT, linears=(Linear(a.k_up, None, LAT),), heads=h, head_src=head, head_dst=row)
+    p.add("attention", layer=i, src=LAT, dst=ATT, attn_index=len(p.readers))
+    p.add("heads", layer=i, src=ATT, dst=Q, linears=(Linear(a.v_up, None, Q),), heads=h, head_src=a.rank, head_dst=a.v_dim)
+    p.add("linear", layer=i, src=Q, linears=(Linear(a.o, a.o_bias, Y),))
+    p.kv_of[i] = len(p.attn)
+    p.readers.append((a, len(p.attn)))
+    p.attn.append(a)
+    p.widen(h * max(head, a.v_dim), Q)
+    p.widen(h * row, LAT)
+    p.widen(h * a.rank, ATT)
+    p.widen(row, K)
+
+
 def _mlp(p: Program, i: int, f: Mlp, x: int) -> None:
     width = f.up.shape[0]
     p.widen(width, GATE, UP)
@@ -288,4 +316,4 @@ def _mamba(p: Program, i: int, m: Mamba, x: int) -> None:
     p.mix(i, m, ("scan",), V, v=V, dt=UP, b=K, c=ATT, gate=GATE)
 
 
-LOWER = {Gqa: _gqa, Mlp: _mlp, Moe: _moe, ShortConv: _short_conv, DeltaNet: _delta_net, Lightning: _lightning, Mamba: _mamba}
+LOWER = {Gqa: _gqa, Mla: _mla, Mlp: _mlp, Moe: _moe, ShortConv: _short_conv, DeltaNet: _delta_net, Lightning: _lightning, Mamba: _mamba}

@@ -1,6 +1,7 @@
 """SessionState: what one session remembers, in memory: keys and values, and the float states of mixers. Saving and restoring it.
 
-K is [Hkv, cap / 16, Dh, 16], V is [Hkv, cap, pad16(Dh)] (kernels/csrc/ops.h); position p lives at p % cap. A layer without a window
+K is [Hkv, cap / 16, Dh, 16], V is [Hkv, cap, pad16(Dh)] (kernels/csrc/ops.h); position p lives at p % cap; latent attention
+keeps one row for both, as K, by position. A layer without a window
 keeps all positions and can go back to any of them; a ring can go back as far as its last `cap` positions reach. A mixer's state
 (kernels/csrc/mixers.h) cannot go back: beside the live one there are MARKS copies, which a pass makes on its way through a prompt.
 Token ids are the session's business. Sizes in bytes.
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moegg.arch import Gqa, Mixer, Ple
+from moegg.arch import Gqa, Mixer, Mla, Ple
 from moegg.errors import BadRequest
 from moegg.planner import MARKS, kv_positions
 
@@ -53,14 +54,13 @@ class SessionState:
     at: tokens that the mixers' live states hold; marks: and their copies, -1 for none.
     """
 
-    def __init__(self, attn: Sequence[Gqa], mixers: Sequence[Mixer | Ple], ctx: int, ubatch: int, kv: str):
+    def __init__(self, attn: Sequence[Gqa | Mla], mixers: Sequence[Mixer | Ple], ctx: int, ubatch: int, kv: str):
         dtype = np.float32 if kv == "f32" else np.float16
         self.high = self.at = 0
         self.capacity = [kv_positions(a, ctx, ubatch) for a in attn]
         self._attn = list(attn)
         # both as [Hkv, cap / 16, values of 16 positions]
-        self._kv = [(zeros((a.n_kv_head, cap // BLOCK, BLOCK * a.head_dim), dtype),
-                     zeros((a.n_kv_head, cap // BLOCK, BLOCK * pad16(a.head_dim)), dtype))
+        self._kv = [tuple(zeros((a.kept[0], cap // BLOCK, BLOCK * n), dtype) for n in a.kept[1:])
                     for a, cap in zip(attn, self.capacity, strict=True)]
         self._floats = [zeros((1 + MARKS, m.state_floats), np.float32) for m in mixers]          # the live one first
         self.marks = [-1] * MARKS

@@ -20,7 +20,8 @@ from moegg.quants import QUANTS
 
 _KINDS = {"embed": MG_OP_EMBED, "norm": MG_OP_NORM, "linear": MG_OP_LINEAR, "rope_kv": MG_OP_ROPE_KV, "attention": MG_OP_ATTENTION,
           "add": MG_OP_ADD, "glu": MG_OP_GLU, "gate": MG_OP_GATE, "scale": MG_OP_SCALE, "per_layer": MG_OP_PER_LAYER, "route": MG_OP_ROUTE,
-          "moe": MG_OP_MOE, "head": MG_OP_HEAD, "lookahead": MG_OP_LOOKAHEAD, "act": MG_OP_ACT, "conv": MG_OP_CONV, "matrix": MG_OP_MATRIX,
+          "moe": MG_OP_MOE, "head": MG_OP_HEAD, "lookahead": MG_OP_LOOKAHEAD, "act": MG_OP_ACT, "heads": MG_OP_HEADS, "latent": MG_OP_LATENT,
+          "conv": MG_OP_CONV, "matrix": MG_OP_MATRIX,
           "scan": MG_OP_SCAN, "repeat": MG_OP_REPEAT, "grouped_norm": MG_OP_GROUPED_NORM, "squash": MG_OP_SQUASH, "mix": MG_OP_MIX,
           "inject": MG_OP_INJECT, "ngram": MG_OP_NGRAM, "ple": MG_OP_PLE, "index": MG_OP_INDEX, "sparse": MG_OP_SPARSE}
 _ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH, "sigmoid": MG_SIGMOID, "swiglu_oai": MG_SWIGLU_OAI, "silu_cut": MG_SILU_CUT}
@@ -100,6 +101,9 @@ cdef int fill_op(mg_op *m, op, dict weights) except -1:
     fill_norm(&m.norm, op.norm, weights)
     if op.gate is not None:
         m.norm.w = vector(weights, op.gate)
+    if op.heads:                                # the matrices of the heads follow one another
+        m.heads, m.head_src, m.head_dst = op.heads, op.head_src, op.head_dst
+        m.mat[0].rows //= op.heads
     if op.act:
         m.act = _ACTS[op.act]
 
@@ -132,6 +136,7 @@ cdef int fill_attn(mg_attn_layer *l, a, int index, dict weights, kv, int ctx, in
     l.n_head, l.n_kv, l.kv_index = a.n_head, a.n_kv_head, index
     l.shape.cap = kv_positions(a, ctx, ubatch)
     l.shape.dim, l.shape.dim_pad, l.shape.f32 = a.head_dim, pad16(a.head_dim), kv == "f32"
+    l.shape.value_dim, l.shape.ldv = a.head_dim, l.shape.dim_pad
     l.shape.window, l.shape.chunk, l.shape.scale, l.shape.softcap = a.window, a.chunk, a.scale, a.softcap
     l.q_wide, l.k_wide = wide(a.q_norm, a.head_dim), wide(a.k_norm, a.head_dim)
     fill_norm(&l.q_norm, a.q_norm, weights)
@@ -140,6 +145,15 @@ cdef int fill_attn(mg_attn_layer *l, a, int index, dict weights, kv, int ctx, in
     l.norm_last, l.k_is_v, l.shared = a.norm_last, a.v is None and a.k is not None, a.kv_from is not None
     if a.sinks is not None:
         l.sinks = vector(weights, a.sinks)
+
+
+cdef int fill_latent(mg_attn_layer *l, a, int index, dict weights, kv, int ctx, int ubatch) except -1:
+    """One row [c | kr] per position for all heads: keys by position, whose first values are the values."""
+    l.n_head, l.n_kv, l.kv_index, l.nope, l.rope_dim = a.n_head, 1, index, a.nope, a.rope_dim
+    l.shape.cap, l.shape.f32, l.shape.scale, l.shape.by_row = kv_positions(a, ctx, ubatch), kv == "f32", a.scale, 1
+    l.shape.dim = l.shape.ldv = a.kept[1]
+    l.shape.dim_pad = l.shape.value_dim = a.rank
+    fill_norm(&l.k_norm, a.kv_norm, weights)
 
 
 cdef const float *temperature(arena, tuple table, int ctx) except NULL:

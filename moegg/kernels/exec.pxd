@@ -48,6 +48,8 @@ cdef extern from "exec.h" nogil:
         MG_OP_PER_LAYER
         MG_OP_ROUTE
         MG_OP_GATE
+        MG_OP_HEADS
+        MG_OP_LATENT
     ctypedef struct mg_pool:
         pass
     ctypedef struct mg_tally:
@@ -66,6 +68,7 @@ cdef extern from "exec.h" nogil:
     ctypedef struct mg_attn:
         const void *k
         const void *v
+        int32_t value_dim, ldv, by_row
         int32_t cap, dim, dim_pad, f32, window, chunk
         float scale, softcap
     int32_t mg_oldest(const mg_attn *a, int32_t p)
@@ -94,6 +97,7 @@ cdef extern from "exec.h" nogil:
         const mg_rope *rope
         const float *q_scale
         const float *sinks
+        int32_t nope, rope_dim
     ctypedef struct mg_moe_layer:
         int32_t layer, index, n_expert, top_k, width, act, renormalise, score, n_group, top_group, group_sum, weigh_input, adds, ahead
         float scale, sum_eps, sum_min, jitter
@@ -148,6 +152,7 @@ cdef extern from "exec.h" nogil:
         mg_mat mat[3]
         int32_t n, act, at
         mg_norm norm
+        int32_t heads, head_src, head_dst
         float scale, softcap, keep
         int32_t streams
         const mg_attn_layer *attn

@@ -114,6 +114,7 @@ def attention(q, k, v, pos, float scale, int window=0, float softcap=0.0, f16=Fa
     a.k, a.v = <void *><uintptr_t>keys.ctypes.data, <void *><uintptr_t>values.ctypes.data
     a.cap, a.dim, a.dim_pad, a.f32 = cap, dim, pad, not f16
     a.window, a.chunk, a.scale, a.softcap = window, chunk, scale, softcap
+    a.value_dim, a.ldv, a.by_row = dim, pad, 0
     parts = np.zeros((2, MG_QROWS, MG_PART_HEAD + pad), np.float32)
     scratch, out = np.zeros(MG_QROWS * MG_TILE, np.float32), np.zeros((n, dim), np.float32)
     cdef const float *rows[MG_QROWS]

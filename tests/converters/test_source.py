@@ -9,7 +9,8 @@ from moegg.errors import FormatError
 RNG = np.random.default_rng(0)
 STACK, FUSED, PLAIN, VECTOR = (RNG.standard_normal(s).astype("f4") for s in ((3, 6, 4), (3, 4, 12), (7, 4), (9,)))
 DATA = {"stack": STACK, "fused_t": FUSED, "plain": PLAIN, "vector": VECTOR, "biases": RNG.standard_normal((3, 8)).astype("f4"),
-        "conv": RNG.standard_normal((6, 1, 4)).astype("f4"), "boxed": RNG.standard_normal((1, 1, 5, 1)).astype("f4")}
+        "conv": RNG.standard_normal((6, 1, 4)).astype("f4"), "plain8": RNG.standard_normal((8, 3)).astype("f4"),
+        "boxed": RNG.standard_normal((1, 1, 5, 1)).astype("f4")}
 
 
 class Fake:
@@ -32,6 +33,8 @@ CASES = {
     "interleaved gate and up": (Src("stack", stacked=True, rows=(1, 6, 2)), 1, STACK[1][1:6:2]),
     "stacked transposed rows": (Src("fused_t", stacked=True, transpose=True, rows=(6, 12, 1)), 1, FUSED[1].T[6:12]),
     "add": (Src("plain", add=1.0), None, PLAIN + np.float32(1)),
+    "parts of groups turned": (Src("plain8", rows=(1, 3, 1), groups=2, turn=True), None, DATA["plain8"].reshape(2, 4, 3)[:, 1:3].swapaxes(1, 2).reshape(6, 2)),
+    "a stack as one matrix": (Src("stack", flat=True), None, STACK.reshape(18, 4)),
     "vector": (Src("vector"), None, VECTOR),
     "vector plus one": (Src("vector", add=1.0), None, VECTOR + np.float32(1)),
     "slice of a vector": (Src("vector", rows=(1, 9, 2)), None, VECTOR[1:9:2]),

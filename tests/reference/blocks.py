@@ -51,7 +51,7 @@ def softmax(x):
 
 
 def attention(q, k, v, scale, window=0, softcap=0.0, chunk=0, sinks=None, seen=None):
-    """q [T, H, Dh] are the last T of S positions, k and v [S, G, Dh] -> [T, H * Dh]. Causal; window W: keys i-W < j <= i;
+    """q [T, H, Dh] are the last T of S positions, k and v [S, G, ...] -> [T, H * Dv]. Causal; window W: keys i-W < j <= i;
     chunk C: keys of the query's own chunk; sinks [H]: logits that join the softmax and have no value;
     seen [T, S]: a mask of its own."""
     (t, heads, dim), (s, groups, _) = q.shape, k.shape
@@ -66,7 +66,7 @@ def attention(q, k, v, scale, window=0, softcap=0.0, chunk=0, sinks=None, seen=N
         sink = np.broadcast_to(sinks.reshape(groups, -1, 1, 1), (*scores.shape[:3], 1))
         scores = np.concatenate([scores, sink], axis=-1)
     p = softmax(scores)[..., :s]
-    return np.einsum("grts,sgd->tgrd", p, v).reshape(t, heads * dim)
+    return np.einsum("grts,sgd->tgrd", p, v).reshape(t, -1)
 
 
 def temperature(positions, a, n):

@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from moegg.arch import Gqa, Mlp, Streams
+from moegg.arch import Gqa, Mla, Mlp, Streams
 from tests.reference import blocks, mixers, streams
 
 F32 = np.float32
@@ -157,8 +157,32 @@ def _mlp(m, weights, x):
 def _mixed(block, weights, x, number, state, total):
     if isinstance(block, Gqa):
         return _attention(block, weights, x, number, state, total)
+    if isinstance(block, Mla):
+        return _latent(block, weights, x, number, state, total)
     y, state.mixers[number] = mixers.mix(block, weights, x, state.mixers.get(number))
     return y
+
+
+def _latent(a, weights, x, number, state, total):
+    """The form that the formula has, with keys and values of every head; the state keeps [c | kr] before rope."""
+    w = {k: weights[t.name] for k in ("kv", "k_up", "v_up") if (t := getattr(a, k))}
+    short = x if a.q_down is None else _norm(a.q_norm, weights, _linear(x, weights, a.q_down, a.q_down_bias))
+    q = blocks.linear(short, weights[a.q.name]).reshape(len(x), a.n_head, -1)
+    row = blocks.linear(x, w["kv"], weights[a.kv_bias.name] if a.kv_bias else None)
+    c, kr = _norm(a.kv_norm, weights, row[:, :a.rank]), row[:, a.rank:]
+    if number in state.kv:
+        c, kr = (np.concatenate(pair) for pair in zip(state.kv[number], (c, kr), strict=True))
+    state.kv[number] = c, kr
+    kr, qr = kr[:, None], q[..., a.nope:]
+    if a.rope:
+        inv, factor = next((inv, factor) for limit, inv, factor in a.rope.regimes() if total <= limit)
+        qr = blocks.rope(qr, np.arange(total - len(x), total), inv, factor, a.rope.interleaved)
+        kr = blocks.rope(kr, np.arange(total), inv, factor, a.rope.interleaved)
+    k = np.einsum("hrn,sr->shn", w["k_up"].reshape(a.n_head, a.rank, a.nope), c)
+    v = np.einsum("hvr,sr->shv", w["v_up"].reshape(a.n_head, a.v_dim, a.rank), c)
+    k = np.concatenate([k, np.broadcast_to(kr, (total, a.n_head, a.rope_dim))], -1)
+    y = blocks.attention(np.concatenate([q[..., :a.nope], qr], -1), k, v, a.scale)
+    return _linear(y, weights, a.o, a.o_bias)
 
 
 def _attention(a, weights, x, number, state, total):

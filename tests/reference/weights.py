@@ -59,12 +59,13 @@ def _read_file(path):
 
 def apply(src, array, e=0):
     """The steps of one Src: squeeze, stacked, transpose, rows of groups, add."""
-    x = array.squeeze() if src.squeeze else array
+    x = array.squeeze() if src.squeeze else array.reshape(-1, array.shape[-1]) if src.flat else array
     x = x[e] if src.stacked else x
     x = x.swapaxes(-1, -2) if src.transpose else x
     if src.rows:
         parts = np.split(x, src.groups or 1)
-        x = np.concatenate([part[slice(*src.rows)] for part in parts])
+        parts = [part[slice(*src.rows)] for part in parts]
+        x = np.concatenate([part.T for part in parts] if src.turn else parts)
     return x + np.float32(src.add) if src.add else x
 
 

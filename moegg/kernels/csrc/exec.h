@@ -49,6 +49,7 @@ typedef struct {
     const mg_rope *rope;                        /* NULL: no rotation */
     const float *q_scale;                       /* NULL, or [ctx] factors on q by position */
     const float *sinks;                         /* NULL, or [n_head] */
+    int32_t nope, rope_dim;                     /* LATENT: parts of a query; k_norm is that of c */
 } mg_attn_layer;
 
 enum { MG_SCORE_SOFTMAX, MG_SCORE_SIGMOID, MG_SCORE_SPARSEMIXER };
@@ -96,7 +97,8 @@ typedef struct {
 
 enum { MG_OP_EMBED, MG_OP_NORM, MG_OP_LINEAR, MG_OP_ROPE_KV, MG_OP_ATTENTION, MG_OP_ADD, MG_OP_GLU, MG_OP_ROUTE, MG_OP_MOE, MG_OP_HEAD,
        MG_OP_LOOKAHEAD, MG_OP_ACT, MG_OP_CONV, MG_OP_MATRIX, MG_OP_SCAN, MG_OP_GATE, MG_OP_SCALE, MG_OP_PER_LAYER,
-       MG_OP_REPEAT, MG_OP_GROUPED_NORM, MG_OP_SQUASH, MG_OP_MIX, MG_OP_INJECT, MG_OP_NGRAM, MG_OP_PLE, MG_OP_INDEX, MG_OP_SPARSE };
+       MG_OP_REPEAT, MG_OP_GROUPED_NORM, MG_OP_SQUASH, MG_OP_MIX, MG_OP_INJECT, MG_OP_NGRAM, MG_OP_PLE, MG_OP_INDEX, MG_OP_SPARSE,
+       MG_OP_HEADS, MG_OP_LATENT };
 
 typedef struct {
     int32_t kind, layer;
@@ -105,6 +107,7 @@ typedef struct {
     mg_mat mat[3];
     int32_t n, act, at;                         /* width of norms and adds; activation of GLU and ACT; GLU: where in a row src2 begins */
     mg_norm norm;                               /* of NORM, HEAD, PER_LAYER; ADD: the post norm; GATE: w [n]; SCALE: w [1] */
+    int32_t heads, head_src, head_dst;          /* HEADS: how many, and the distance of two in src and dst */
     float scale, softcap;                       /* EMBED, NORM, ADD, HEAD, PER_LAYER: scale; HEAD: softcap, 0 = none */
     float keep;                                 /* ADD: factor on what is there */
     int32_t streams;                            /* n floats each, side by side */

@@ -33,6 +33,15 @@ static void store_kv(const mg_attn *s, const mg_kv *kv, int h, int64_t slot, con
     mg_ops.store_v(v, s->dim, s->f32, (char *)kv->v + ((int64_t)h * s->cap + slot) * s->dim_pad * (s->f32 ? 4 : 2));
 }
 
+void mg_rope_row(const mg_exec *e, const mg_rope *rope, int64_t i, const float **cosine, const float **sine) {
+    *cosine = *sine = NULL;
+    if (!rope) return;
+    int r = 0;
+    while (r + 1 < rope->n && e->seq_len[e->seq[i]] > rope->limit[r]) r++;
+    *cosine = rope->cosine[r] + (int64_t)e->pos[i] * rope->half;
+    *sine = rope->sine[r] + (int64_t)e->pos[i] * rope->half;
+}
+
 static void rope_kv_task(void *ctx, int64_t begin, int64_t end, int worker) {
     const op_ctx *c = ctx;
     const mg_exec *e = c->e;
@@ -41,13 +50,8 @@ static void rope_kv_task(void *ctx, int64_t begin, int64_t end, int worker) {
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
         float *q = row(e, c->op->src, i), *k = row(e, c->op->src2, i), *v = row(e, c->op->src3, i);
-        const float *cosine = NULL, *sine = NULL;
-        if (l->rope) {
-            int r = 0;
-            while (r + 1 < l->rope->n && e->seq_len[e->seq[i]] > l->rope->limit[r]) r++;
-            cosine = l->rope->cosine[r] + (int64_t)e->pos[i] * l->rope->half;
-            sine = l->rope->sine[r] + (int64_t)e->pos[i] * l->rope->half;
-        }
+        const float *cosine, *sine;
+        mg_rope_row(e, l->rope, i, &cosine, &sine);
         if (l->k_is_v) memcpy(v, k, (size_t)l->n_kv * s->dim * 4);
         turn_heads(l, q, l->n_head, &l->q_norm, l->q_wide, cosine, sine);
         if (l->q_scale) mg_ops.scale(q, l->q_scale[e->pos[i]], (int64_t)l->n_head * s->dim);
@@ -81,7 +85,7 @@ static void attention_item(const attn_ctx *c, int64_t item, attn_item *it) {
     const size_t size = l->shape.f32 ? 4 : 2;
     it->a = l->shape;
     it->a.k = (const char *)kv->k + (int64_t)h_kv * it->a.cap * it->a.dim * size;
-    it->a.v = (const char *)kv->v + (int64_t)h_kv * it->a.cap * it->a.dim_pad * size;
+    it->a.v = it->a.by_row ? it->a.k : (const char *)kv->v + (int64_t)h_kv * it->a.cap * it->a.dim_pad * size;
     it->n = 0;
     for (int32_t t = t0; t < t1; t++)
         for (int g = g0; g < g1; g++, it->n++) {
@@ -100,7 +104,8 @@ static void chunk_range(const attn_item *it, int32_t *first, int32_t *last) {
 
 static void attention_out(const attn_ctx *c, const attn_item *it, int r, const float *part) {
     const float *sinks = c->op->attn->sinks;
-    mg_ops.attention_finish(part, it->a.dim, sinks ? sinks[it->head[r]] : -INFINITY, row(c->e, c->op->dst, it->token[r]) + it->head[r] * it->a.dim);
+    mg_ops.attention_finish(part, it->a.value_dim, sinks ? sinks[it->head[r]] : -INFINITY,
+                            row(c->e, c->op->dst, it->token[r]) + it->head[r] * it->a.value_dim);
 }
 
 /* Many items: up to MG_ATTN_ITEMS neighbours walk the chunks of their KV head together, so that a chunk is read into the cache

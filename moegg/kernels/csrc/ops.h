@@ -15,10 +15,11 @@
 enum { MG_SILU, MG_GELU_TANH, MG_SIGMOID, MG_SWIGLU_OAI, MG_SILU_CUT };
 
 /* Keys and values of one KV head of one session. K is stored by blocks of 16 positions, [block][dim][16], so that a lane is a
- * key; V is [position][dim_pad]. cap positions, a multiple of MG_TILE; position p lives at p % cap (a ring for windows). */
+ * key; V is [position][ldv]. by_row: K is [position][dim], dim a multiple of 16, and V its first dim_pad values. cap positions, a multiple of MG_TILE; position p lives at p % cap (a ring for windows). */
 typedef struct {
     const void *k, *v;       /* f16 bits, or f32 when f32 is set */
     int32_t cap, dim, dim_pad, f32;
+    int32_t value_dim, ldv, by_row;
     int32_t window, chunk;   /* 0: all keys j <= p; a window W: p - W < j; a chunk C: j / C == p / C */
     float scale, softcap;    /* softcap 0: none */
 } mg_attn;

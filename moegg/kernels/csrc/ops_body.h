@@ -213,6 +213,19 @@ VF_FN void score_block(const int N, const int f32, const void *k, int64_t at, in
     for (int r = 0; r < N; r++) vf_store(s + r * MG_TILE, vf_mul(acc[r], vf_set1(scale)));
 }
 
+/* The same of keys by position, [16][dim]: lanes are dimensions, summed by a tree. */
+VF_FN void score_rows(const int N, const int f32, const void *k, int64_t at, int64_t dim, const float *const *q, float *s, float scale) {
+    for (int j = 0; j < 16; j++, at += dim) {
+        vf acc[MG_QROWS];
+        for (int r = 0; r < N; r++) acc[r] = vf_set1(0);
+        for (int64_t d = 0; d < dim; d += 16) {
+            const vf kv = load_kv(k, at + d, f32);
+            for (int r = 0; r < N; r++) acc[r] = vf_fma(vf_load(q[r] + d), kv, acc[r]);
+        }
+        for (int r = 0; r < N; r++) s[r * MG_TILE + j] = vf_sum(acc[r]) * scale;
+    }
+}
+
 /* o[r][od..od+16) += sum over j in [lo, hi) of p[r][j] * V[j], for N rows. */
 VF_FN void value_block(const int N, const int f32, const void *v, int64_t at, int64_t ldv, int lo, int hi, const float *p, float *const *o, int64_t od) {
     vf acc[MG_QROWS];
@@ -240,8 +253,10 @@ VF_FN void attention_rows(const int N, const int f32, const mg_attn *a, const fl
     for (int32_t t0 = first / MG_TILE * MG_TILE; t0 <= last; t0 += MG_TILE) {
         const int32_t slot = t0 % a->cap;
         const int end = last - t0 + 1 < MG_TILE ? last - t0 + 1 : MG_TILE, start = first > t0 ? first - t0 : 0;
-        for (int b = start & ~15; b < end; b += 16)
-            score_block(N, f32, a->k, (int64_t)(slot + b) * a->dim, a->dim, q, s + b, a->scale);
+        for (int b = start & ~15; b < end; b += 16) {
+            if (a->by_row) score_rows(N, f32, a->k, (int64_t)(slot + b) * a->dim, a->dim, q, s + b, a->scale);
+            else score_block(N, f32, a->k, (int64_t)(slot + b) * a->dim, a->dim, q, s + b, a->scale);
+        }
         for (int r = 0; r < N; r++) {
             float *p = s + r * MG_TILE;
             const int lo = mg_oldest(a, pos[r]) > t0 ? mg_oldest(a, pos[r]) - t0 : 0;
@@ -270,7 +285,7 @@ VF_FN void attention_rows(const int N, const int f32, const mg_attn *a, const fl
             }
         }
         for (int64_t d = 0; d < a->dim_pad; d += 16)
-            value_block(N, f32, a->v, (int64_t)slot * a->dim_pad + d, a->dim_pad, start, end, s, part, MG_PART_HEAD + d);
+            value_block(N, f32, a->v, (int64_t)slot * a->ldv + d, a->ldv, start, end, s, part, MG_PART_HEAD + d);
     }
     for (int r = 0; r < N; r++) {
         vf_store(part[r], l[r]);
