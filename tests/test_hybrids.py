@@ -38,6 +38,12 @@ FLASH = {k: v for k, v in NEXT_80B.items() if k != "intermediate_size"} | {
     "ple_embed_dim": 2560, "ngram_size": 3, "heads_per_ngram": 8, "ngram_vocab_size_base": 20_000_000, "split_ngram_parts": 128,
     "make_ngram_vocab_size_divisible_by": 128, "seed": 1234, "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 128,
     "indexer_budget": 2048, "indexer_compress_ratio": 4, "eos_token_id": 248044}
+KIMI = {"vocab_size": 163840, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 27, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "linear_attn_config": {"full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4,
+                               "kda_layers": [i for i in range(1, 27) if i % 4]},
+        "moe_intermediate_size": 1024, "num_experts": 256, "num_experts_per_token": 8, "num_shared_experts": 1, "first_k_dense_replace": 1,
+        "model_max_length": 1048576, "head_dim": 72}
 JAMBA = {"vocab_size": 65536, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
          "num_key_value_heads": 8, "num_experts": 16, "num_experts_per_tok": 2, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2,
          "mamba_dt_rank": 256, "attn_layer_period": 8, "attn_layer_offset": 4, "expert_layer_period": 2, "expert_layer_offset": 1}
@@ -52,7 +58,7 @@ def describe(arch, config, **changes):
 
 @pytest.mark.parametrize("arch, config, size, active", [
     ("lfm2-moe", LFM2_8B, 8.34e9, 1.56e9), ("qwen3-next", NEXT_80B, 79.67e9, 3.6e9), ("qwen3-5-moe", NEXT_35B, 34.66e9, 3.0e9),
-    ("jamba", JAMBA, 51.57e9, 12.0e9), ("minimax", MINIMAX, 456.1e9, 45.9e9)])
+    ("jamba", JAMBA, 51.57e9, 12.0e9), ("kimi-linear", KIMI, 49.12e9, 3.1e9), ("minimax", MINIMAX, 456.1e9, 45.9e9)])
 def test_released_configs_have_their_published_sizes(arch, config, size, active):
     cfg = ConfigReader(config)
     model = registry.find(arch=arch).describe(cfg)
@@ -75,7 +81,7 @@ def test_kinds_of_layers():
     ("qwen3-next", {"layer_types": ["mamba"] * 4}, "layer_types"), ("qwen3-5-moe", {"attn_output_gate": False}, "attn_output_gate"),
     ("jamba", {"mamba_proj_bias": True}, "mamba_proj_bias"), ("jamba", {"sliding_window": 64}, "sliding_window"),
     ("jamba", {"mamba_dt_rank": "wide"}, "mamba_dt_rank"), ("jamba", {"mamba_d_state": 65}, "mamba_d_state"),
-    ("minimax", {"sliding_window": 64}, "sliding_window"), ("qwen4-exp", {"indexer_kv_heads": 2}, "indexer_kv_heads"),
+    ("minimax", {"sliding_window": 64}, "sliding_window"), ("kimi-linear", {"mla_use_nope": False}, "mla_use_nope"), ("qwen4-exp", {"indexer_kv_heads": 2}, "indexer_kv_heads"),
     ("qwen4-exp", {"indexer_budget": 9}, "indexer_budget"), ("qwen4-exp", {"split_ngram_parts": 7}, "split_ngram_parts"),
     ("qwen4-exp", {"output_gate_type": "tanh"}, "output_gate_type"), ("maple", {"use_bias": True}, "use_bias"),
     ("maple", {"tie_word_embeddings": True}, "tie_word_embeddings"), ("qwen3-next", {"linear_num_value_heads": 5}, "linear_num_value_heads")])

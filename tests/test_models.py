@@ -460,7 +460,7 @@ def test_soft_caps_and_scale_of_gemma3():
     assert (plain.layers[0].attn.softcap, plain.logit_softcap) == (0.0, 0.0)
 
 
-ONE_ACT = {"lfm2", "lfm2-moe", "jamba", "maple", "minimax", "qwen3-next", "qwen3-5-moe", "qwen4-exp", "gpt-oss"}   # know one activation
+ONE_ACT = {"kimi-linear", "lfm2", "lfm2-moe", "jamba", "maple", "minimax", "qwen3-next", "qwen3-5-moe", "qwen4-exp", "gpt-oss"}   # know one activation
 
 
 @pytest.mark.parametrize("arch", [a for a in ARCHS if a not in ONE_ACT])
