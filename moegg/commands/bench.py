@@ -18,7 +18,7 @@ Options:
   --ram=SIZE               memory for everything, such as 8G (default: auto, what is available)
   --io=MODE                how experts are read: auto, page-cache or direct (default: auto)
   --pin=N                  most used experts per layer that never leave memory (default: 0)
-  --lookahead=N            experts per layer that are guessed and read ahead (default: 0)
+  --lookahead=N            experts per layer that are guessed and read ahead (default: if it pays)
   --no-usage               neither read nor write the history of used experts
   --trace=FILE             record which experts were used (.npz or .jsonl)
   --cold                   measure from the start: no untimed repetition, no wait for warm experts

@@ -22,7 +22,7 @@ SHARED = {
     "--ram": "  --ram=SIZE               memory for everything, such as 8G (default: auto, what is available)",
     "--io": "  --io=MODE                how experts are read: auto, page-cache or direct (default: auto)",
     "--pin": "  --pin=N                  most used experts per layer that never leave memory (default: 0)",
-    "--lookahead": "  --lookahead=N            experts per layer that are guessed and read ahead (default: 0)",
+    "--lookahead": "  --lookahead=N            experts per layer that are guessed and read ahead (default: if it pays)",
     "--no-usage": "  --no-usage               neither read nor write the history of used experts",
     "--trace": "  --trace=FILE             record which experts were used (.npz or .jsonl)",
     "--threads": "  --threads=N              compute threads (default: the cores it may use)",

@@ -44,7 +44,7 @@ def started(args: dict[str, Any], container: Container, model: Model, **more: An
     with bar("weights", delay=1.0) as progress:
         engine = Engine(container, model, **{"ctx": args.get("--ctx"), "n_threads": args.get("--threads"), "ram": budget(args),
                                              "io": args.get("--io") or AUTO, "profile": partial(disk_profile, container), "usage": usage,
-                                             "keep": args.get("--pin") or 0, "lookahead": args.get("--lookahead") or 0,
+                                             "keep": args.get("--pin") or 0, "lookahead": args.get("--lookahead"),
                                              "trace": recorder and recorder.add, "progress": progress} | more)
     log.detail("\n  ".join(["memory", *engine.plan.lines()]))
     if records:

@@ -38,13 +38,13 @@ class Engine:
 
     ram: bytes for everything, None: what the system can give. io: 'auto', 'page-cache' or 'direct'. profile: gives that of the
     disk; asked only if experts do not all fit. usage: history that warms the cache, or None. keep: experts per layer that stay for
-    good. lookahead: ranks to guess a layer ahead. trace: gets the router choices [M, n, K] of every pass. calibrate: keep
-    `tallies` of what each matrix reads. progress: of the resident weights. Raises BudgetTooSmall, IOFailure, FormatError, NoRoom, UsageError.
+    good. lookahead: ranks to guess a layer ahead; None: all, if the profile says that it pays. trace: gets the router choices
+    [M, n, K] of every pass. calibrate: keep `tallies` of what each matrix reads. progress: of the resident weights. Raises BudgetTooSmall, IOFailure, FormatError, NoRoom, UsageError.
     """
 
     def __init__(self, container: Container, model: Model, *, ctx: int | None = None, sessions: tuple[int, int] = (1, 1),
                  n_threads: int | None = None, kv: str | None = None, ubatch: int = DEFAULT_UBATCH, ram: int | None = None, io: str = AUTO,
-                 profile: Callable[[], Profile | None] | None = None, usage: UsageFile | None = None, keep: int = 0, lookahead: int = 0,
+                 profile: Callable[[], Profile | None] | None = None, usage: UsageFile | None = None, keep: int = 0, lookahead: int | None = None,
                  beside: int = 0, trace: Callable[[np.ndarray], None] | None = None, calibrate: bool = False,
                  progress: Callable[[int, int], None] | None = None):
         for name, value, low, high in (("ctx", ctx, 1, 1 << 31), ("threads", n_threads, 1, 1024), ("ubatch", ubatch, 1, 1 << 16)):
@@ -58,13 +58,17 @@ class Engine:
         self.kv, self.ctx, self.ubatch = self.plan.kv, self.plan.ctx, self.plan.ubatch
         known = profile() if profile and not self.plan.all_fits else None
         self.residency = choose(io, ram_given=ram is not None, experts=self.plan.experts, cache=self.plan.cache, profile=known)
-        lookahead = 0 if self.plan.all_fits else lookahead
+        settings = known.settings(self.residency.mode) if known else Settings()
+        if self.plan.all_fits:
+            lookahead = 0
+        elif lookahead is None:
+            lookahead = max(x.top_k for x in container.layers) if settings.guess else 0
         self.program = lower(model, lookahead > 0)
         experts = find_experts(container, self.program)
         find_weights(container, model, 0, 0)                 # refuse a wrong file before anything is read
         self.store = ExpertStore(container.path, container.identity, container.layers, self.plan.cache, self.residency,
                                  parts=container.parts, usage=usage, keep=keep, max_rows=self.ubatch,
-                                 settings=known.settings(self.residency.mode) if known else Settings())
+                                 settings=settings)
         region = container.resident
         resident = self.store.resident(region.offset, region.nbytes, progress) - region.offset
         weights = find_weights(container, model, resident, self.store.map_address)

@@ -9,6 +9,7 @@ from typing import Any
 from moegg.arch import (
     DeltaNet,
     Gqa,
+    Layer,
     Lightning,
     LowRank,
     Mamba,
@@ -130,7 +131,7 @@ class Program:
 
 
 def lower(model: Model, lookahead: bool = False) -> Program:
-    """The program of one forward pass. lookahead: before the attention of a layer with experts, guess which ones it will choose."""
+    """The program of one forward pass. lookahead: before the FFN of a layer, guess which experts the next layer will choose."""
     p, d = Program(model), model.d
     p.widen(d * model.streams, X)
     p.widen(d, XN, Y)
@@ -146,8 +147,6 @@ def lower(model: Model, lookahead: bool = False) -> Program:
     for i, layer in enumerate(model.layers):
         if layer.ple:
             _ple(p, i, layer.ple)
-        if lookahead and p.moe and isinstance(f := layer.ffn, Moe) and not layer.normed and isinstance(norm := f.router_norm or layer.ffn_norm, Norm):
-            p.add("lookahead", layer=i, src=X, dst=XN, norm=norm, n=d, moe=f, moe_index=len(p.moe), scale=f.router_scale)
         source = X
         for part, (norm, block, post) in enumerate(((layer.attn_norm, layer.attn, layer.attn_post_norm),
                                                     (layer.ffn_norm, layer.ffn, layer.ffn_post_norm))):
@@ -156,6 +155,8 @@ def lower(model: Model, lookahead: bool = False) -> Program:
                 LOWER[type(block)](p, i, block, XN)
                 p.add("inject", layer=i, src=Y, src2=INJECT, dst=X, n=d, streams=model.streams)
                 continue
+            if lookahead and part:
+                _lookahead(p, i, layer, model.layers[i + 1:i + 2])
             normed = X if layer.normed else XN
             if norm:
                 p.add("norm", layer=i, src=X, dst=normed, norm=norm, n=d)
@@ -175,6 +176,15 @@ def lower(model: Model, lookahead: bool = False) -> Program:
           norm=None if isinstance(final, Streams) else final, n=d, linears=(Linear(model.head or model.embed, model.head_bias, -1),),
           softcap=model.logit_softcap, scale=model.logit_scale)
     return p
+
+
+def _lookahead(p: Program, i: int, layer: Layer, following: tuple[Layer, ...]) -> None:
+    """The next layer's router on what the residual stream is now. XN and the router's results are free until this layer's norm."""
+    for after in following:
+        f, norm = after.ffn, isinstance(after.ffn, Moe) and (after.ffn.router_norm or after.ffn_norm)
+        if isinstance(norm, Norm) and not after.normed and not layer.parallel:
+            p.add("lookahead", layer=i, src=X, dst=XN, norm=norm, n=p.model.d, moe=f, moe_index=len(p.moe) + isinstance(layer.ffn, Moe),
+                  scale=f.router_scale)
 
 
 def _ple(p: Program, i: int, m: Ple) -> None:

@@ -25,6 +25,7 @@ VERSION = 1
 ADVICE, COPY = "advice", "copy"                    # how the page cache is filled: diskfile.h
 KINDS = ((DIRECT, ""), (PAGE_CACHE, ADVICE), (PAGE_CACHE, COPY))
 BLOCKS, DEPTHS = (256 << 10, 1 << 20, 2560 << 10), (1, 4, 8)
+GUESS_CPU = 0.1                                    # CPU seconds per GB up to which reading on a guess costs nobody anything
 LEAST_FILE = 256 << 20                             # below this there is nothing to measure, and nothing to gain
 PROBE_BYTES, MOST_BYTES, RUN_S, TOTAL_S = 16 << 20, 128 << 20, 0.25, 8.0
 
@@ -46,10 +47,12 @@ class Reading:
 
 @dataclass(frozen=True)
 class Settings:
-    """How the store should read: threads, smallest part of a record that is worth a read of its own, fill of the page cache."""
+    """How the store should read: threads, smallest part of a record that is worth a read of its own, fill of the page cache, and
+    whether it pays to read what the next layer will probably choose."""
     n_threads: int = 4
     min_part: int = 256 << 10
     fill: str = ADVICE
+    guess: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class Profile:
                 lone.setdefault(r.block, r.rate)             # the fewest threads that read a whole record at once
         fastest = max(lone.values(), default=0.0)
         part = max((b for b, rate in lone.items() if rate >= 0.9 * fastest), default=best.block)
-        return Settings(max(best.depth, 2), part, best.fill or ADVICE)
+        return Settings(max(best.depth, 2), part, best.fill or ADVICE, best.cpu_per_gb <= GUESS_CPU)
 
     def advice(self) -> list[str]:
         """What the numbers mean, in plain words."""

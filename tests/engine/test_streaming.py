@@ -8,6 +8,7 @@ import pytest
 
 from moegg.errors import BudgetTooSmall, Cancelled, IOFailure
 from moegg.formats.container import Container
+from moegg.io.profile import Profile, Reading
 from moegg.io.store import ExpertStore
 from moegg.io.trace import Recorder
 from moegg.io.usage import UsageFile
@@ -83,6 +84,15 @@ def test_threads_passes_and_guesses_change_no_bit(files, mode, options):
     np.testing.assert_array_equal(decode(engine, IDS, 20), want)
     if "lookahead" in options:
         assert engine.store.counters()["predicted"] > 0
+
+
+@pytest.mark.parametrize("cpu_per_gb, guesses", [(0.02, True), (0.5, False)])
+def test_experts_are_guessed_where_the_profile_says_that_it_pays(files, cpu_per_gb, guesses):
+    path = files["wide"]
+    disk = Profile("disk", 2, (Reading("direct", "", 2560 << 10, 4, 3e9, cpu_per_gb),))
+    engine = open_engine(path, ctx=256, ram=ram_for(path, 9), io="direct", profile=lambda: disk)
+    np.testing.assert_array_equal(decode(engine, IDS[:30], 20), decode(open_engine(path, ctx=256), IDS[:30], 20))
+    assert (engine.store.counters()["predicted"] > 0) == guesses
 
 
 def test_any_split_of_the_prompt_agrees_under_the_least_budget(files):
