@@ -137,6 +137,12 @@ def state_bytes(block: Gqa | Mla | Mixer, ctx: int, ubatch: int, kv: str) -> int
     return kv_bytes(block, ctx, ubatch, kv) if isinstance(block, (Gqa, Mla)) else 4 * block.state_floats * (1 + MARKS)
 
 
+def session_bytes(model: Model, ctx: int, ubatch: int, kv: str) -> int:
+    """Bytes of one session's state: that of all layers, and the token ids that n-grams look back at."""
+    blocks = [b for x in model.layers for b in (x.attn, x.ple) if b]
+    return sum(state_bytes(b, ctx, ubatch, kv) for b in blocks) + (4 * ctx if any(x.ple for x in model.layers) else 0)
+
+
 def _act(cols: int) -> int:
     """Bytes of one activation row, the larger of the two formats (kernels/csrc/kernels.h), with room for alignment."""
     return 4 * cols + 256
@@ -160,9 +166,9 @@ def scratch_bytes(model: Model, ctx: int, ubatch: int, n_threads: int) -> int:
     q = max(q, model.d if moe else 0)
     inputs = model.per_layer.proj.shape[0] if model.per_layer else 0
     widths = [wide, model.d, model.d, q, q, kv, kv, dense, dense, max(mixed, default=0) + 176, inputs, inputs, 0]
-    for a in latent:                            # queries, the sums, [c | kr] and the short queries; queries for latents
-        own = (a.n_head * max(a.nope + a.rope_dim, a.v_dim), a.n_head * a.rank, a.kept[1], a.q_down.shape[0] if a.q_down else 0)
-        widths[3:7] = map(max, widths[3:7], own)
+    for a in latent:                            # queries, the sums, [c | kr], the short queries and gates; queries for latents
+        own = (a.n_head * max(a.nope + a.rope_dim, a.v_dim), a.n_head * a.rank, a.kept[1], a.q_down.shape[0] if a.q_down else 0, a.n_head if a.gate else 0)
+        widths[3:8] = map(max, widths[3:8], own)
         widths[-1] = max(widths[-1], a.n_head * a.kept[1])
         heads = max(heads, rows * a.n_head * (max(_act(a.nope), _act(a.rank)) + 16))
     n = sum(rows * (4 * w + 64) for w in widths) + max(rows * max(map(_act, widths)), heads)
@@ -201,7 +207,7 @@ def plan(model: Model, sizes: FileSizes, *, ctx: int | None = None, sessions: tu
 
     def build(n: int, s: int, k: int = least) -> MemoryPlan:
         staging = min(sizes.gather, ROWS_BYTES) + (IO_BYTES if sizes.layers else 0)
-        state = k * sum(state_bytes(b, n, s, kv) for x in model.layers for b in (x.attn, x.ple) if b)
+        state = k * session_bytes(model, n, s, kv)
 
         def split(groups: int) -> MemoryPlan:
             residual = groups * s * 4 * (model.d * model.streams + 15) if groups > 1 else 0

@@ -9,6 +9,7 @@ from moegg.arch import (
     Gqa,
     Lightning,
     Mamba,
+    Mla,
     NGram,
     ShortConv,
     Tensor,
@@ -44,6 +45,12 @@ KIMI = {"vocab_size": 163840, "hidden_size": 2304, "intermediate_size": 9216, "n
                                "kda_layers": [i for i in range(1, 27) if i % 4]},
         "moe_intermediate_size": 1024, "num_experts": 256, "num_experts_per_token": 8, "num_shared_experts": 1, "first_k_dense_replace": 1,
         "model_max_length": 1048576, "head_dim": 72}
+LING = {"vocab_size": 157184, "hidden_size": 1536, "intermediate_size": 4608, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "head_dim": 128, "layer_group_size": 4, "q_lora_rank": 256, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "qk_head_dim": 192, "v_head_dim": 128, "moe_intermediate_size": 512, "moe_shared_expert_intermediate_size": 512,
+        "num_experts": 128, "num_experts_per_tok": 8, "num_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 8, "topk_group": 4,
+        "routed_scaling_factor": 2.5, "kda_lower_bound": -5.0, "short_conv_kernel_size": 4, "rope_theta": 6e6, "max_position_embeddings": 131072,
+        "gated_attention_proj_granularity_type": "head_wise", "linear_attention": "kda", "rope_scaling": None, "num_nextn_predict_layers": 0}
 JAMBA = {"vocab_size": 65536, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
          "num_key_value_heads": 8, "num_experts": 16, "num_experts_per_tok": 2, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2,
          "mamba_dt_rank": 256, "attn_layer_period": 8, "attn_layer_offset": 4, "expert_layer_period": 2, "expert_layer_offset": 1}
@@ -58,7 +65,8 @@ def describe(arch, config, **changes):
 
 @pytest.mark.parametrize("arch, config, size, active", [
     ("lfm2-moe", LFM2_8B, 8.34e9, 1.56e9), ("qwen3-next", NEXT_80B, 79.67e9, 3.6e9), ("qwen3-5-moe", NEXT_35B, 34.66e9, 3.0e9),
-    ("jamba", JAMBA, 51.57e9, 12.0e9), ("kimi-linear", KIMI, 49.12e9, 3.1e9), ("minimax", MINIMAX, 456.1e9, 45.9e9)])
+    ("jamba", JAMBA, 51.57e9, 12.0e9), ("kimi-linear", KIMI, 49.12e9, 3.1e9), ("bailing-hybrid", LING, 7.9e9, 1.14e9),
+    ("minimax", MINIMAX, 456.1e9, 45.9e9)])
 def test_released_configs_have_their_published_sizes(arch, config, size, active):
     cfg = ConfigReader(config)
     model = registry.find(arch=arch).describe(cfg)
@@ -72,6 +80,7 @@ def test_kinds_of_layers():
     assert kinds("lfm2-moe") == [Gqa, ShortConv, ShortConv, Gqa]
     assert kinds("qwen3-next", layer_types=None, full_attention_interval=2) == [DeltaNet, Gqa] * 2
     assert kinds("jamba") == [Mamba, Gqa, Mamba, Mamba] and kinds("jamba", attn_layer_offset=0) == [Gqa, Mamba, Mamba, Gqa]
+    assert kinds("bailing-hybrid") == [DeltaNet, Mla] * 2 and kinds("bailing-hybrid", layer_group_size=4) == [DeltaNet] * 3 + [Mla]
     assert kinds("minimax", layer_types=None) == [Gqa, Lightning] * 2
 
 
@@ -82,6 +91,11 @@ def test_kinds_of_layers():
     ("jamba", {"mamba_proj_bias": True}, "mamba_proj_bias"), ("jamba", {"sliding_window": 64}, "sliding_window"),
     ("jamba", {"mamba_dt_rank": "wide"}, "mamba_dt_rank"), ("jamba", {"mamba_d_state": 65}, "mamba_d_state"),
     ("minimax", {"sliding_window": 64}, "sliding_window"), ("kimi-linear", {"mla_use_nope": False}, "mla_use_nope"), ("qwen4-exp", {"indexer_kv_heads": 2}, "indexer_kv_heads"),
+    *(("bailing-hybrid", {key: value}, key) for key, value in {
+        "layer_group_size": 3, "num_key_value_heads": 1, "rope_scaling": {"type": "yarn", "factor": 4.0}, "num_kv_heads_for_linear_attn": 2,
+        "gated_attention_proj_granularity_type": "element_wise", "moe_shared_expert_intermediate_size": 80, "no_kda_lora": False,
+        "qk_head_dim": 24, "kda_lower_bound": 5.0, "score_function": "softmax", "use_qkv_bias": True, "rope_interleave": False, "routed_scaling_factor": None, "rope_theta": None,
+        "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}.items()),
     ("qwen4-exp", {"indexer_budget": 9}, "indexer_budget"), ("qwen4-exp", {"split_ngram_parts": 7}, "split_ngram_parts"),
     ("qwen4-exp", {"output_gate_type": "tanh"}, "output_gate_type"), ("maple", {"use_bias": True}, "use_bias"),
     ("maple", {"tie_word_embeddings": True}, "tie_word_embeddings"), ("qwen3-next", {"linear_num_value_heads": 5}, "linear_num_value_heads")])
@@ -96,6 +110,8 @@ def test_keys_that_change_the_result_are_honoured():
         return next(x.attn for x in tiny.describe("jamba", **changes).layers if isinstance(x.attn, Mamba))
     assert mamba(mamba_dt_rank="auto").dt.shape == (5, 144) and mamba(mamba_expand=3).x.shape == (216, 72)
     assert mamba(mamba_conv_bias=False).conv.bias is None and mamba(mamba_d_conv=3).conv.weight.shape == (144, 3)
+    assert [tiny.describe("bailing-hybrid", **changes).layers[0].attn.bound for changes in ({}, {"kda_safe_gate": False})] == [-5.0, 0.0]
+    assert tiny.describe("bailing-hybrid", q_lora_rank=None).layers[1].attn.q_down is None
     minimax = tiny.describe("minimax", linear_attn_beta_factor=0.5)
     assert minimax.layers[0].normed == ((1.6, 0.5), (1.5, 0.9)) and minimax.layers[1].normed == ((1.7, 1.0), (1.5, 0.9))
     assert tiny.describe("lfm2-moe", use_expert_bias=False).layers[2].ffn.router.select_bias is None

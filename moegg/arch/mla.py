@@ -16,6 +16,7 @@ class Mla:
     A head's query is [nope | rope_dim] of q x, or of q norm(q_down x). Its keys are [K c | kr] and its values V c, with its [nope, rank]
     and [v_dim, rank] parts K and V of DeepSeek's kv_b. Absorbed, which is the one form here: scores (K^T q_nope) . c + q_rope . kr, and V
     is applied to the sum of latents. k_up [H * rank, nope] is K^T by head, v_up [H * v_dim, rank] is V by head.
+    gate [H, D]: what head h gives times sigmoid((gate x)_h), before o.
     """
     n_head: int
     nope: int
@@ -35,6 +36,7 @@ class Mla:
     q_down_bias: Tensor | None = None
     kv_bias: Tensor | None = None
     o_bias: Tensor | None = None
+    gate: Tensor | None = None
     temperature: ClassVar[None] = None         # what only Gqa has
     indexer: ClassVar[None] = None
     kv_from: ClassVar[None] = None

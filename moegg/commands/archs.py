@@ -52,8 +52,8 @@ def row(module: ModuleType) -> dict[str, Any]:
 def kinds(model: Model) -> Iterator[str]:
     """Names of what the layers are made of, in order of first use."""
     for layer in model.layers:
-        name = "latent attention" if isinstance(layer.attn, Mla) else type(layer.attn).__name__
-        yield from attention_kinds(layer.attn) if isinstance(layer.attn, Gqa) else (name,)
+        yield from attention_kinds(layer.attn) if isinstance(layer.attn, Gqa) else latent_kinds(layer.attn) if isinstance(
+            layer.attn, Mla) else (type(layer.attn).__name__,)
         yield from ffn_kinds(layer.ffn)
         yield from layer_kinds(layer)
     if model.per_layer:
@@ -69,6 +69,12 @@ def attention_kinds(a: Gqa) -> Iterator[str]:
              "layers without rope": a.rope is None, "partial rope": a.rope and a.rope.dim < a.head_dim, "attention soft cap": a.softcap,
              "attention temperature": a.temperature, "sparse attention": a.indexer}
     yield from (name for name, there in facts.items() if there)
+
+
+def latent_kinds(a: Mla) -> Iterator[str]:
+    yield "latent attention"
+    if a.gate:
+        yield "gated attention"
 
 
 def ffn_kinds(f: Mlp | Moe) -> Iterator[str]:

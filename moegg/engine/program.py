@@ -226,10 +226,10 @@ def _gqa(p: Program, i: int, a: Gqa, x: int) -> None:
 
 
 def _mla(p: Program, i: int, a: Mla, x: int) -> None:
-    """Queries to latents by head, attention over the rows that are kept, and the sums back to values by head."""
+    """Queries to latents by head, attention over the rows that are kept, the sums back to values by head, and their gate."""
     h, head, row = a.n_head, a.nope + a.rope_dim, a.kept[1]
     down = Linear(a.q_down, a.q_down_bias, V) if a.q_down else Linear(a.q, None, Q)
-    p.add("linear", layer=i, src=x, linears=(down, Linear(a.kv, a.kv_bias, K)))
+    p.add("linear", layer=i, src=x, linears=(down, Linear(a.kv, a.kv_bias, K), *([Linear(a.gate, None, GATE)] if a.gate else [])))
     if a.q_down:
         p.widen(a.q_down.shape[0], V)
         p.add("norm", layer=i, src=V, dst=V, norm=a.q_norm, n=a.q_down.shape[0])
@@ -238,6 +238,9 @@ def _mla(p: Program, i: int, a: Mla, x: int) -> None:
     p.add("heads", layer=i, src=Q, dst=LAT, linears=(Linear(a.k_up, None, LAT),), heads=h, head_src=head, head_dst=row)
     p.add("attention", layer=i, src=LAT, dst=ATT, attn_index=len(p.readers))
     p.add("heads", layer=i, src=ATT, dst=Q, linears=(Linear(a.v_up, None, Q),), heads=h, head_src=a.rank, head_dst=a.v_dim)
+    if a.gate:
+        p.widen(h, GATE)
+        p.add("gate_heads", layer=i, src=GATE, dst=Q, n=a.v_dim, streams=h)
     p.add("linear", layer=i, src=Q, linears=(Linear(a.o, a.o_bias, Y),))
     p.kv_of[i] = len(p.attn)
     p.readers.append((a, len(p.attn)))

@@ -77,7 +77,7 @@ class SessionState:
     @property
     def nbytes(self) -> int:
         return sum(k.nbytes + v.nbytes for k, v in self._kv) + sum(x.nbytes for x in self._floats) + sum(
-            k.nbytes + b.nbytes for k, b in self._index)
+            k.nbytes + b.nbytes for k, b in self._index) + self.ids.nbytes
 
     def prompt(self, first: int, last: int) -> None:
         """A call is about to take in positions [first, last) in one or more passes. More than one token are a prompt, which gets a mark

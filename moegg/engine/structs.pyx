@@ -21,7 +21,7 @@ from moegg.quants import QUANTS
 _KINDS = {"embed": MG_OP_EMBED, "norm": MG_OP_NORM, "linear": MG_OP_LINEAR, "rope_kv": MG_OP_ROPE_KV, "attention": MG_OP_ATTENTION,
           "add": MG_OP_ADD, "glu": MG_OP_GLU, "gate": MG_OP_GATE, "scale": MG_OP_SCALE, "per_layer": MG_OP_PER_LAYER, "route": MG_OP_ROUTE,
           "moe": MG_OP_MOE, "head": MG_OP_HEAD, "lookahead": MG_OP_LOOKAHEAD, "act": MG_OP_ACT, "heads": MG_OP_HEADS, "latent": MG_OP_LATENT,
-          "conv": MG_OP_CONV, "matrix": MG_OP_MATRIX,
+          "gate_heads": MG_OP_GATE_HEADS, "conv": MG_OP_CONV, "matrix": MG_OP_MATRIX,
           "scan": MG_OP_SCAN, "repeat": MG_OP_REPEAT, "grouped_norm": MG_OP_GROUPED_NORM, "squash": MG_OP_SQUASH, "mix": MG_OP_MIX,
           "inject": MG_OP_INJECT, "ngram": MG_OP_NGRAM, "ple": MG_OP_PLE, "index": MG_OP_INDEX, "sparse": MG_OP_SPARSE}
 _ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH, "sigmoid": MG_SIGMOID, "swiglu_oai": MG_SWIGLU_OAI, "silu_cut": MG_SILU_CUT}

@@ -50,6 +50,7 @@ cdef extern from "exec.h" nogil:
         MG_OP_GATE
         MG_OP_HEADS
         MG_OP_LATENT
+        MG_OP_GATE_HEADS
     ctypedef struct mg_pool:
         pass
     ctypedef struct mg_tally:

@@ -131,19 +131,20 @@ class Decoder:
         return self.windows(window, ["sliding_attention" if window and i >= first else "full_attention"
                                      for i in range(self.n_layer)])
 
-    def model(self, layers: Iterable[Layer], *, tied: bool, heads: tuple[str, ...] = ("lm_head.weight",),
+    def model(self, layers: Iterable[Layer], *, tied: bool, heads: tuple[str, ...] = ("lm_head.weight",), embed: str = "embed_tokens",
               embed_scale: float = 1.0, logit_softcap: float = 0.0, logit_scale: float = 1.0,
               per_layer: PerLayerInputs | None = None) -> Model:
-        """The whole model. tied: the embedding is the head too, else it is only looked up. heads: the head's source names."""
+        """The whole model. tied: the embedding is the head too, else it is only looked up. heads: the head's source names;
+        embed: the embedding's."""
         table = (self.vocab, self.d)
-        embed = Tensor("embed", table, "embed", tuple(Src(f"{r}embed_tokens.weight") for r in self.roots),
-                       (Src("token_embd.weight"),), gather=not tied)
+        looked_up = Tensor("embed", table, "embed", tuple(Src(f"{r}{embed}.weight") for r in self.roots),
+                           (Src("token_embd.weight"),), gather=not tied)
         final = Tensor("final_norm", (self.d,), "norm", tuple(Src(f"{r}norm.weight", add=self.plus_one) for r in self.roots),
                        (Src("output_norm.weight"),))
         bias = Tensor("final_norm_bias", (self.d,), "bias", tuple(Src(f"{r}norm.bias") for r in self.roots), (Src("output_norm.bias"),))
         norm = Norm(final, self.eps, "layer" if self.layer_norm else "rms", bias if self.norm_bias else None)
         head = None if tied else Tensor("head", table, "head", tuple(map(Src, heads)), (Src("output.weight"),))
-        return Model(self.arch, self.d, self.vocab, self.ctx_train, embed, tuple(layers), norm, head, embed_scale, logit_softcap, logit_scale,
+        return Model(self.arch, self.d, self.vocab, self.ctx_train, looked_up, tuple(layers), norm, head, embed_scale, logit_softcap, logit_scale,
                      per_layer)
 
 

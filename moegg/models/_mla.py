@@ -33,8 +33,9 @@ class Latent:
         m = 0.1 * s.get("mscale_all_dim", 0.0) * math.log(max(s.get("factor", 1.0), 1.0)) + 1
         return (self.nope + self.rope_dim) ** -0.5 * m * m
 
-    def attention(self, layer: int, rope: Rope | None, hf: str = "self_attn", out: str = "o_proj") -> Mla:
-        """The block of one layer; hf: its name in the layer, out: that of its output product."""
+    def attention(self, layer: int, rope: Rope | None, hf: str = "self_attn", out: str = "o_proj",
+                  gate: str = "") -> Mla:
+        """The block of one layer; hf: its name in the layer, out, gate: those of its output product and of its heads' gate, '' for none."""
         m, h, d = self.m, self.m.n_head, self.m.d
         head = self.nope + self.rope_dim
 
@@ -57,8 +58,9 @@ class Latent:
         q, _ = linear("q", (h * head, source), *name, False)
         kv, kv_bias = linear("kv", (self.rank + self.rope_dim, d), "kv_a_proj_with_mqa", "attn_kv_a_mqa", self.bias)
         o, o_bias = linear("o", (d, h * self.v_dim), out, "attn_output", self.bias)
+        gated = linear("gate", (h, d), gate, "attn_gate", False)[0] if gate else None
         return Mla(h, self.nope, self.rope_dim, self.rank, self.v_dim, self.scale(rope), q, kv,
                    norm("kv_norm", "kv_a_layernorm", "attn_kv_a_norm", self.rank),
                    half("k_up", (h * self.rank, self.nope), (0, self.nope, 1), "attn_k_b"),
                    half("v_up", (h * self.v_dim, self.rank), (self.nope, self.nope + self.v_dim, 1), "attn_v_b"),
-                   o, rope, q_down, q_norm, q_down_bias, kv_bias, o_bias)
+                   o, rope, q_down, q_norm, q_down_bias, kv_bias, o_bias, gated)

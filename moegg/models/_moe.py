@@ -46,15 +46,16 @@ class MoeDecoder(Decoder):
             raise cfg.wrong(next(key for key in top_k if cfg.has(key)), f"there are {count} experts")
         return count, k, cfg.int(width, low=1, high=SIZE_MAX)
 
-    def deepseek_moe(self, *, dense: int = 0, renormalise: bool = True, softmax: bool = False, grouped: bool = True) -> Callable[[int], Mlp | Moe]:
+    def deepseek_moe(self, *, dense: int = 0, renormalise: bool = True, softmax: bool = False, grouped: bool = True,
+                     bias: str = "e_score_correction_bias") -> Callable[[int], Mlp | Moe]:
         """DeepSeek's FFN of layer i, from its keys: dense below first_k_dense_replace, then experts with an ungated shared one.
 
         V3: sigmoid scores, a bias for the choice, groups that count as their two best. softmax: V2, without bias; groups as their best,
-        if they are in use (grouped). dense, renormalise: class defaults of first_k_dense_replace and norm_topk_prob.
+        if they are in use (grouped). dense, renormalise: class defaults of first_k_dense_replace and norm_topk_prob. bias: its name.
         """
         cfg = self.cfg
         n, top_k, width = self.moe_sizes(("n_routed_experts", "num_local_experts", "num_experts"))
-        shared, dense = cfg.int("n_shared_experts", default=0, high=64), cfg.int("first_k_dense_replace", default=dense)
+        shared, dense = cfg.int("n_shared_experts", "num_shared_experts", default=0, high=64), cfg.int("first_k_dense_replace", default=dense)
         scale, groups = cfg.float("routed_scaling_factor", default=1.0), cfg.int("n_group", low=1, default=1, high=MAX_GROUPS)
         kept, renormalise = cfg.int("topk_group", low=1, default=1), cfg.bool("norm_topk_prob", default=renormalise and not softmax)
         cfg.expect("moe_layer_freq", 1)
@@ -64,7 +65,7 @@ class MoeDecoder(Decoder):
             raise cfg.wrong("n_group", f"{top_k} of {n} experts cannot come from {kept} of its groups")
         rules: dict[str, Any] = {"renormalise": renormalise, "scale": scale, "n_group": groups, "top_group": kept}
         if not softmax:
-            rules |= {"score": "sigmoid", "select_bias": "mlp.gate.e_score_correction_bias", "group_score": "top2", "sum_eps": 1e-20}
+            rules |= {"score": "sigmoid", "select_bias": f"mlp.gate.{bias}", "group_score": "top2", "sum_eps": 1e-20}
 
         def ffn(i: int) -> Mlp | Moe:
             if i < dense:

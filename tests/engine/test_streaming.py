@@ -18,6 +18,7 @@ from tests.loading import convert_to, open_engine
 
 IDS = np.random.default_rng(5).integers(3, 480, 120).tolist()
 MODES = ("direct", "page-cache")
+WITH_EXPERTS = [n for n in oracle.NAMES if oracle.load(n)[1]]
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,18 @@ def test_the_oracle_holds_when_every_record_is_streamed(tmp_path):
     engine = open_engine(path, ctx=256, ram=ram_for(path, 0), io="direct", lookahead=2)
     for p in oracle.load("qwen3_moe")[0]:
         p.check(engine.forward(p.ids.tolist())[0])
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_every_family_has_the_same_bits_under_the_least_budget(name, tmp_path):
+    path, ids = convert_to(oracle.rebuild(name, tmp_path / "hf"), tmp_path, "f32"), oracle.load(name)[0][1].ids.tolist()
+    logits, idx, w, layers = open_engine(path, ctx=64).forward(ids)
+    engine = open_engine(path, ctx=64, ram=ram_for(path, 0, ctx=64), io="direct")
+    assert not engine.plan.all_fits and layers
+    for got, want in zip(engine.forward(ids), (logits, idx, w), strict=False):
+        np.testing.assert_array_equal(got, want)
+    n = engine.store.counters()
+    assert n["evictions"] > 0 and n["peak_bytes"] <= n["budget"] == engine.plan.cache
 
 
 def test_a_router_ahead_of_the_dense_block_asks_for_what_is_used_and_nothing_else(tmp_path):

@@ -69,6 +69,11 @@ def attention(q, k, v, scale, window=0, softcap=0.0, chunk=0, sinks=None, seen=N
     return np.einsum("grts,sgd->tgrd", p, v).reshape(t, -1)
 
 
+def gate_heads(y, g):
+    """y [T, H * Dv], what each head gave, times sigmoid(g), g [T, H]."""
+    return (y.reshape(*g.shape, -1) * sigmoid(g)[..., None]).reshape(y.shape)
+
+
 def temperature(positions, a, n):
     """Factors on q [T]: 1 + a log(1 + floor((i + 1) / n))."""
     return (1 + a * np.log(1 + (positions + 1) // n)).astype(F32)

@@ -182,6 +182,8 @@ def _latent(a, weights, x, number, state, total):
     v = np.einsum("hvr,sr->shv", w["v_up"].reshape(a.n_head, a.v_dim, a.rank), c)
     k = np.concatenate([k, np.broadcast_to(kr, (total, a.n_head, a.rope_dim))], -1)
     y = blocks.attention(np.concatenate([q[..., :a.nope], qr], -1), k, v, a.scale)
+    if a.gate:
+        y = blocks.gate_heads(y, _linear(x, weights, a.gate, None))
     return _linear(y, weights, a.o, a.o_bias)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F8_E4M3": np.uint8, "U8": np.uint8}
+DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F8_E4M3": np.uint8, "F8_E8M0": np.uint8, "U8": np.uint8}
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
@@ -52,7 +52,8 @@ def _read_file(path):
         a, b = info["data_offsets"]
         x = np.frombuffer(raw[start + a:start + b], DTYPES[info["dtype"]])
         x = (x.astype(np.uint32) << 16).view(np.float32) if info["dtype"] == "BF16" else (
-            e4m3(x) if info["dtype"] == "F8_E4M3" else x.astype(np.float32))
+            e4m3(x) if info["dtype"] == "F8_E4M3" else np.ldexp(np.float32(1), x.astype(np.int32) - 127) if info["dtype"] == "F8_E8M0" else
+            x.astype(np.float32))
         out[name] = x.reshape(info["shape"])
     return out
 

@@ -19,6 +19,7 @@ static int run_ops(mg_exec *e, int32_t first, int32_t end) {
         case MG_OP_PER_LAYER: mg_op_per_layer(e, op); break;
         case MG_OP_HEADS: mg_op_heads(e, op); break;
         case MG_OP_LATENT: mg_op_latent(e, op); break;
+        case MG_OP_GATE_HEADS: mg_op_gate_heads(e, op); break;
         case MG_OP_GATE: mg_op_gate(e, op); break;
         case MG_OP_ROUTE: mg_op_route(e, op); break;
         case MG_OP_MOE: status = mg_op_moe(e, op); break;

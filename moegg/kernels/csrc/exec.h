@@ -98,7 +98,7 @@ typedef struct {
 enum { MG_OP_EMBED, MG_OP_NORM, MG_OP_LINEAR, MG_OP_ROPE_KV, MG_OP_ATTENTION, MG_OP_ADD, MG_OP_GLU, MG_OP_ROUTE, MG_OP_MOE, MG_OP_HEAD,
        MG_OP_LOOKAHEAD, MG_OP_ACT, MG_OP_CONV, MG_OP_MATRIX, MG_OP_SCAN, MG_OP_GATE, MG_OP_SCALE, MG_OP_PER_LAYER,
        MG_OP_REPEAT, MG_OP_GROUPED_NORM, MG_OP_SQUASH, MG_OP_MIX, MG_OP_INJECT, MG_OP_NGRAM, MG_OP_PLE, MG_OP_INDEX, MG_OP_SPARSE,
-       MG_OP_HEADS, MG_OP_LATENT };
+       MG_OP_HEADS, MG_OP_LATENT, MG_OP_GATE_HEADS };
 
 typedef struct {
     int32_t kind, layer;
@@ -110,7 +110,7 @@ typedef struct {
     int32_t heads, head_src, head_dst;          /* HEADS: how many, and the distance of two in src and dst */
     float scale, softcap;                       /* EMBED, NORM, ADD, HEAD, PER_LAYER: scale; HEAD: softcap, 0 = none */
     float keep;                                 /* ADD: factor on what is there */
-    int32_t streams;                            /* n floats each, side by side */
+    int32_t streams;                            /* n floats each, side by side; GATE_HEADS: heads */
     const mg_attn_layer *attn;
     const mg_moe_layer *moe;
     const mg_mixer_layer *mixer;

@@ -51,6 +51,7 @@ void mg_op_per_layer(mg_exec *e, const mg_op *op);
 void mg_op_head(mg_exec *e, const mg_op *op);
 void mg_op_heads(mg_exec *e, const mg_op *op);           /* op_latent.c */
 void mg_op_latent(mg_exec *e, const mg_op *op);
+void mg_op_gate_heads(mg_exec *e, const mg_op *op);
 /* The tables of token i, NULL without rope. */
 void mg_rope_row(const mg_exec *e, const mg_rope *rope, int64_t i, const float **cosine, const float **sine);
 void mg_op_gate(mg_exec *e, const mg_op *op);

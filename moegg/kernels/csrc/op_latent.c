@@ -1,4 +1,5 @@
-/* op_latent.c - what multi-head latent attention (arch/mla.py) needs beside attention itself: per-head products, and the latent row.
+/* op_latent.c - what multi-head latent attention (arch/mla.py) needs beside attention itself: per-head products, the latent row,
+ * and the gate of heads.
  *
  * The cache holds [c | kr] by position, one row for all heads; it serves as keys, and its first `rank` values as values.
  */
@@ -61,3 +62,17 @@ static void latent_task(void *ctx, int64_t begin, int64_t end, int worker) {
 void mg_op_latent(mg_exec *e, const mg_op *op) {
     mg_per_token(e, op, latent_task, op->attn->n_head * op->attn->rope_dim + op->attn->shape.dim);
 }
+
+/* Head h of dst times sigmoid(src[h]). */
+static void gate_heads_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const op_ctx *c = ctx;
+    const int64_t n = c->op->n, heads = c->op->streams;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        float *g = row(c->e, c->op->src, i), *y = row(c->e, c->op->dst, i);
+        mg_ops.act(MG_SIGMOID, g, heads, g);
+        for (int64_t h = 0; h < heads; h++) mg_ops.scale(y + h * n, g[h], n);
+    }
+}
+
+void mg_op_gate_heads(mg_exec *e, const mg_op *op) { mg_per_token(e, op, gate_heads_task, (int64_t)op->streams * op->n); }

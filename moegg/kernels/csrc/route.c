@@ -25,7 +25,7 @@ static void largest(const float *c, int n, int k, int32_t *idx) {
 /* c = -inf outside the top_group groups whose largest c, or sum of the two largest, is largest. */
 static void keep_groups(const mg_moe_layer *l, float *c) {
     const int size = l->n_expert / l->n_group;
-    float score[MG_MAX_GROUPS];
+    float score[MG_MAX_GROUPS] = {0};
     int32_t best[MG_MAX_GROUPS];
     for (int g = 0; g < l->n_group; g++) {
         int32_t top[2];
