@@ -215,7 +215,7 @@ def _check_overrides(recipe: Recipe, weights: list[Weight]) -> None:
 
 
 def _plan_tensor(t: Tensor, view: View, recipe: Recipe, n_layers: int) -> PlannedTensor:
-    quant, wanted = recipe.choose(Weight(t.name, t.role, t.shape, t.layer, n_layers), view.tensor.quant)
+    quant, wanted = recipe.choose(Weight(t.name, t.role, t.shape, t.layer, n_layers), view.kept)
     rows, cols, layout = _form(t.shape, t.gather)
     return PlannedTensor(t, view, quant, wanted, layout, QUANTS[quant].matrix_bytes(rows, cols, layout))
 
@@ -231,7 +231,7 @@ def _plan_experts(e: Experts, parts: list[tuple[Part, list[View]]], top_k: int, 
     planned = []
     for p, views in parts:
         # One part has one quant in all records of a layer; experts stored in several types are widened.
-        types = {v.tensor.quant for v in views}
+        types = {v.kept for v in views}
         quant, wanted = recipe.choose(_part_weight(e, p, n_layers), types.pop() if len(types) == 1 else "f32")
         rows, cols, layout = _form(p.shape)
         planned.append(PlannedPart(p, tuple(views), quant, wanted, layout, QUANTS[quant].matrix_bytes(rows, cols, layout)))

@@ -87,6 +87,11 @@ class View:
         """True if blocks() can be written as they are: nothing is added, transposed or cut inside a row."""
         return not self.whole and not self.src.add
 
+    @property
+    def kept(self) -> str:
+        """The quant that has just these values: the stored one, unless its blocks do not survive what is done to them."""
+        return self.tensor.quant if self.exact or QUANTS[self.tensor.quant].block_elems == 1 else "f32"
+
     def blocks(self, start: int, stop: int) -> np.ndarray:
         """Rows [start:stop] as stored: uint8 [n, row_bytes]. Only where `exact`."""
         at = self.places(np.arange(start, stop))

@@ -77,7 +77,7 @@ def test_any_split_of_the_prompt_gives_bit_identical_logits(case, split):
         np.testing.assert_array_equal(logits, whole[at - 1] if same else engine.forward(ids[:at])[0][-1])
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe_fp8", "bailing_hybrid_fp8"])
+@pytest.mark.parametrize("name", ["qwen3_moe_fp8", "bailing_hybrid_fp8", "deepseek_v3_fp8"])
 def test_fp8_kept_as_it_is_gives_the_logits_of_its_exact_values(name, tmp_path):
     """The kernels multiply e4m3 by f32 activations, so nothing is rounded that the reference does not round; scales are f32 or e8m0."""
     engine = open_engine(convert_to(oracle.rebuild(name, tmp_path / "hf"), tmp_path, "keep"), ctx=256, kv="f32")
