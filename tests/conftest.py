@@ -1,4 +1,5 @@
 """Fixtures that several folders share, and the environment every test can rely on."""
+import logging
 import os
 
 import pytest
@@ -22,6 +23,16 @@ def qwen3_moe_file(qwen3_moe_folder, tmp_path_factory):
     """The same as an f32 .moegg file. Tests that change it work on a copy."""
     from tests.loading import convert_to  # here, so that pure Python is tested where nothing is compiled
     return convert_to(qwen3_moe_folder, tmp_path_factory.mktemp("file"), "f32")
+
+
+@pytest.fixture(autouse=True)
+def logger_as_it_was():
+    """Commands that run in this process point moegg's logger at stderr; the next test must not inherit that."""
+    logger = logging.getLogger("moegg")
+    before = logger.handlers[:], logger.propagate, logger.level
+    yield
+    logger.handlers[:], logger.propagate = before[:2]
+    logger.setLevel(before[2])
 
 
 @pytest.fixture
