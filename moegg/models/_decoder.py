@@ -70,6 +70,14 @@ class Decoder:
         weight = self.tensor(layer, name, shape, "norm", f"{hf}.weight", f"{gguf}.weight", self.plus_one)
         return Norm(weight, self.eps, "layer" if self.layer_norm else "rms", bias)
 
+    def attn_norm(self, layer: int) -> Norm:
+        """The norm before attention, by the names that nearly all families give it."""
+        return self.norm(layer, "attn_norm", "input_layernorm", "attn_norm")
+
+    def ffn_norm(self, layer: int, gguf: str = "ffn_norm") -> Norm:
+        """The norm before the FFN, likewise."""
+        return self.norm(layer, "ffn_norm", "post_attention_layernorm", gguf)
+
     def linear(self, layer: int, name: str, shape: tuple[int, int], role: str, hf: str, gguf: str, bias: bool = False,
                first: int | None = None) -> tuple[Tensor, Tensor | None]:
         """(weight, bias or None); hf and gguf without '.weight'. first: it is the rows from there on of a fused tensor."""

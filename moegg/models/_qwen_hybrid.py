@@ -37,6 +37,6 @@ def layers(m: MoeDecoder, rope: Rope, full: list[bool], sizes: DeltaSizes, renor
     def moe(i: int) -> Moe:
         return Moe(m.router(i, n, top_k, renormalise=renormalise), m.experts(i, n, width), m.act,
                    shared=m.shared(i, shared, "mlp.shared_expert"), shared_gate=m.shared_gate(i))
-    return [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"),
+    return [Layer(m.attn_norm(i),
                   gated_attention(m, i, rope, bias) if full[i] else gated_delta(m, i, sizes, gate_act),
-                  m.norm(i, "ffn_norm", "post_attention_layernorm", "post_attention_norm"), moe(i)) for i in range(m.n_layer)]
+                  m.ffn_norm(i, "post_attention_norm"), moe(i)) for i in range(m.n_layer)]

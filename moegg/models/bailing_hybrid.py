@@ -50,10 +50,10 @@ def describe(cfg: ConfigReader) -> Model:
     elif bound >= 0:
         raise cfg.wrong("kda_lower_bound", "the logarithm of a decay is negative")
     ffn = m.deepseek_moe(bias="expert_bias")
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"),
+    layers = [Layer(m.attn_norm(i),
                     kda(m, i, **sizes, low_rank=False, hf="attention", bound=bound) if (i + 1) % group else
                     latent.attention(i, rope, "attention", "dense", "g_proj"),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"), ffn(i))
+                    m.ffn_norm(i), ffn(i))
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False), embed="word_embeddings")
 

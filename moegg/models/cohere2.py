@@ -27,7 +27,7 @@ def describe(cfg: ConfigReader) -> Model:
                        ("position_embedding_type", "rope_gptj"), ("order_of_interleaved_layers", "local_attn_first")):
         cfg.expect(key, value)
     cfg.ignore("use_embedding_sharing", "use_parallel_embedding")
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"),
+    layers = [Layer(m.attn_norm(i),
                     m.attention(i, rope if windows[i] else None, window=windows[i], qkv_bias=bias, o_bias=bias), None, m.mlp(i), parallel=True)
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=True), logit_scale=cfg.float("logit_scale", default=0.0625))

@@ -28,8 +28,8 @@ def describe(cfg: ConfigReader) -> Model:
     rope = read_rope(cfg, latent.rope_dim, m.ctx_train, interleaved=cfg.bool("rope_interleave", default=True))
     ffn = _softmax_moe(cfg, m) if v2 else _sigmoid_moe(cfg, m, glm)
     cfg.expect("mlp_bias", False)
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"), latent.attention(i, rope),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"), ffn(i))
+    layers = [Layer(m.attn_norm(i), latent.attention(i, rope),
+                    m.ffn_norm(i), ffn(i))
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False))
 

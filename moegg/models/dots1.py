@@ -23,9 +23,9 @@ def describe(cfg: ConfigReader) -> Model:
     windows = m.windows(window, ["sliding_attention" if window and i >= first else "full_attention" for i in range(m.n_layer)])
     cfg.expect("scoring_func", "noaux_tc", "sigmoid")
     cfg.expect("topk_method", "noaux_tc")
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"),
+    layers = [Layer(m.attn_norm(i),
                     m.attention(i, rope, window=windows[i], qkv_bias=bias, o_bias=bias, qk_norm=True),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"), ffn(i))
+                    m.ffn_norm(i), ffn(i))
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False))
 

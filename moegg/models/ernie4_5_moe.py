@@ -32,8 +32,8 @@ def describe(cfg: ConfigReader) -> Model:
             return m.mlp(i, bias)
         router = m.router(i, n, top_k, select_bias="mlp.moe_statics.e_score_correction_bias", sum_min=floor)
         return Moe(router, m.experts(i, n, width), m.act, shared=m.shared(i, width * shared, bias=bias))
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"), m.attention(i, rope, qkv_bias=bias, o_bias=bias),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"), ffn(i))
+    layers = [Layer(m.attn_norm(i), m.attention(i, rope, qkv_bias=bias, o_bias=bias),
+                    m.ffn_norm(i), ffn(i))
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=True))
 

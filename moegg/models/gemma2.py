@@ -29,7 +29,7 @@ def describe(cfg: ConfigReader) -> Model:
     softcap = cfg.float("attn_logit_softcapping", default=0.0 if cfg.given("attn_logit_softcapping") else 50.0, low=0)
     logit_softcap = cfg.float("final_logit_softcapping", default=0.0 if cfg.given("final_logit_softcapping") else 30.0, low=0)
     bias = cfg.bool("attention_bias", default=False)
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"),
+    layers = [Layer(m.attn_norm(i),
                     m.attention(i, rope, scale=scale, window=windows[i], qkv_bias=bias, o_bias=bias, softcap=softcap),
                     m.norm(i, "ffn_norm", "pre_feedforward_layernorm", "ffn_norm"), m.mlp(i),
                     m.norm(i, "attn_post_norm", "post_attention_layernorm", "post_attention_norm"),

@@ -33,7 +33,7 @@ def describe(cfg: ConfigReader) -> Model:
     scale = text.float("query_pre_attn_scalar", default=256.0, low=1e-3) ** -0.5
     softcap = text.float("attn_logit_softcapping", default=0.0, low=0)
     bias = text.bool("attention_bias", default=False)
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"),
+    layers = [Layer(m.attn_norm(i),
                     m.attention(i, ropes[bool(windows[i])], scale=scale, window=windows[i], qkv_bias=bias, o_bias=bias,
                                 qk_norm=True, softcap=softcap),
                     m.norm(i, "ffn_norm", "pre_feedforward_layernorm", "ffn_norm"), m.mlp(i),

@@ -48,7 +48,7 @@ def describe(cfg: ConfigReader) -> Model:
     def layer(i: int) -> Layer:
         source = None if i < own else max(j for j in range(own) if windows[j] == windows[i])
         mlp = m.mlp(i, width=m.width * (2 if wide and i >= own else 1))
-        return Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"), attention(i, windows[i], ropes[bool(windows[i])], source),
+        return Layer(m.attn_norm(i), attention(i, windows[i], ropes[bool(windows[i])], source),
                      m.norm(i, "ffn_norm", "pre_feedforward_layernorm", "ffn_norm"), _moe(m, i, mlp, *sizes) if sizes else mlp,
                      m.norm(i, "attn_post_norm", "post_attention_layernorm", "post_attention_norm"),
                      m.norm(i, "ffn_post_norm", "post_feedforward_layernorm", "post_ffw_norm"),

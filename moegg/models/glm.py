@@ -21,8 +21,8 @@ def describe(cfg: ConfigReader) -> Model:
     m = Decoder(cfg, "glm", defaults={"head_dim": 128}, eps_default=1e-5 if sandwich else 1.5625e-7)
     rope = read_rope(cfg, m.head_dim, m.ctx_train, interleaved=True, partial=0.5)
     bias = cfg.bool("attention_bias", default=sandwich is False)
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"), m.attention(i, rope, qkv_bias=bias),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"), m.mlp(i, fused=True),
+    layers = [Layer(m.attn_norm(i), m.attention(i, rope, qkv_bias=bias),
+                    m.ffn_norm(i), m.mlp(i, fused=True),
                     m.norm(i, "attn_post_norm", "post_self_attn_layernorm", "post_attention_norm") if sandwich else None,
                     m.norm(i, "ffn_post_norm", "post_mlp_layernorm", "post_ffw_norm") if sandwich else None)
               for i in range(m.n_layer)]

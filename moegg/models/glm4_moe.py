@@ -20,8 +20,8 @@ def describe(cfg: ConfigReader) -> Model:
     qk_norm, ffn = cfg.bool("use_qk_norm", default=False), m.deepseek_moe(dense=1)
     cfg.expect("scoring_func", "sigmoid")
     cfg.expect("topk_method", "noaux_tc")
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"), m.attention(i, rope, qkv_bias=bias, qk_norm=qk_norm),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "post_attention_norm"), ffn(i))
+    layers = [Layer(m.attn_norm(i), m.attention(i, rope, qkv_bias=bias, qk_norm=qk_norm),
+                    m.ffn_norm(i, "post_attention_norm"), ffn(i))
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False))
 

@@ -35,8 +35,8 @@ def describe(cfg: ConfigReader) -> Model:
         router = m.router(i, n, top_k, "mlp.router", renormalise=True,
                           bias=m.tensor(i, "ffn.router_bias", (n,), "bias", "mlp.router.bias", "ffn_gate_inp.bias"))
         return Moe(router, _experts(m, i, n, width), "swiglu_oai")
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"), attention(i),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "post_attention_norm"), ffn(i))
+    layers = [Layer(m.attn_norm(i), attention(i),
+                    m.ffn_norm(i, "post_attention_norm"), ffn(i))
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False))
 

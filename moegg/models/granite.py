@@ -21,8 +21,8 @@ def describe(cfg: ConfigReader) -> Model:
     rope = read_rope(cfg, m.head_dim, m.ctx_train, interleaved=cfg.bool("rope_interleaved", default=False))
     bias, mlp_bias = cfg.bool("attention_bias", default=False), cfg.bool("mlp_bias", default=False)
     scale, residual = cfg.float("attention_multiplier", default=1.0), cfg.float("residual_multiplier", default=1.0)
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"), m.attention(i, rope, scale=scale, qkv_bias=bias, o_bias=bias),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"), m.mlp(i, mlp_bias), scale=residual)
+    layers = [Layer(m.attn_norm(i), m.attention(i, rope, scale=scale, qkv_bias=bias, o_bias=bias),
+                    m.ffn_norm(i), m.mlp(i, mlp_bias), scale=residual)
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False), embed_scale=cfg.float("embedding_multiplier", default=1.0),
                    logit_scale=1 / cfg.float("logits_scaling", default=1.0, low=1e-6))

@@ -22,8 +22,8 @@ def describe(cfg: ConfigReader) -> Model:
     n, top_k, width = m.moe_sizes(("num_local_experts", "num_experts"), width="intermediate_size")
     bias = cfg.bool("attention_bias", default=False)
     scale, residual = cfg.float("attention_multiplier", default=1.0), cfg.float("residual_multiplier", default=1.0)
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"), m.attention(i, rope, scale=scale, qkv_bias=bias, o_bias=bias),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"),
+    layers = [Layer(m.attn_norm(i), m.attention(i, rope, scale=scale, qkv_bias=bias, o_bias=bias),
+                    m.ffn_norm(i),
                     Moe(m.router(i, n, top_k, hf="block_sparse_moe.router.layer"), m.experts(i, n, width, fused=_FUSED), m.act), scale=residual)
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False), embed_scale=cfg.float("embedding_multiplier", default=1.0),

@@ -38,8 +38,8 @@ def describe(cfg: ConfigReader) -> Model:
     def attention(i: int):
         q, k = (m.norm(i, f"attn.{x}_norm", f"self_attn.{long}_layernorm", f"attn_{x}_norm", m.head_dim) for x, long in (("q", "query"), ("k", "key")))
         return replace(m.attention(i, rope, qkv_bias=bias, o_bias=bias), q_norm=q, k_norm=k, norm_last=True)
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"), attention(i),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"),
+    layers = [Layer(m.attn_norm(i), attention(i),
+                    m.ffn_norm(i),
                     Moe(m.router(i, n, top_k, "mlp.gate.wg"), m.experts(i, n, width), m.act, shared=m.shared(i, width, "mlp.shared_mlp")))
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False))

@@ -38,7 +38,7 @@ def describe(cfg: ConfigReader) -> Model:
             return _mlp(m, i)
         return Moe(m.router(i, n, top_k, hf="feed_forward.router", renormalise=False),
                    m.experts(i, n, m.width, hf="feed_forward.experts"), m.act)
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"),
+    layers = [Layer(m.attn_norm(i),
                     m.attention(i, None) if full[i] else _mamba(m, i, *sizes, conv_bias),
                     m.norm(i, "ffn_norm", "pre_ff_layernorm", "ffn_norm"), ffn(i)) for i in range(m.n_layer)]
     whole = m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False))

@@ -41,9 +41,9 @@ def describe(cfg: ConfigReader) -> Model:
     def moe(i: int) -> Moe:
         return Moe(m.router(i, n, top_k, "block_sparse_moe.gate", "block_sparse_moe.gate.e_score_correction_bias", **rules),
                    m.experts(i, n, width, **MIXTRAL), m.act, shared=m.shared(i, width * shared, "block_sparse_moe.shared_experts"))
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"),
+    layers = [Layer(m.attn_norm(i),
                     latent.attention(i, None) if full[i] else kda(m, i, **sizes, low_rank=True, hf="self_attn"),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"), m.mlp(i) if i < dense else moe(i))
+                    m.ffn_norm(i), m.mlp(i) if i < dense else moe(i))
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False))
 

@@ -30,9 +30,9 @@ def describe(cfg: ConfigReader) -> Model:
         window = cfg.int("sliding_window", low=1, default=0 if cfg.given("sliding_window") else 4096)
         if set(cfg.list("layer_types", of=(str,), default=[])) - {"sliding_attention" if window else "full_attention"}:
             raise cfg.refuse("layer_types", "Mistral has 'sliding_window' in every layer")
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"),
+    layers = [Layer(m.attn_norm(i),
                     m.attention(i, rope, window=window, qkv_bias=qkv_bias, o_bias=o_bias),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"), m.mlp(i, mlp_bias))
+                    m.ffn_norm(i), m.mlp(i, mlp_bias))
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False))
 

@@ -42,9 +42,9 @@ def describe(cfg: ConfigReader) -> Model:
 
     def layer(i: int) -> Layer:
         a = m.attention(i, rope if turns[i] else None, qkv_bias=bias, o_bias=bias)
-        return Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"),
+        return Layer(m.attn_norm(i),
                      _attention(a, m.eps, chunk if types[i] == "chunked_attention" else 0, norm, (scale, floor) if tuned else None),
-                     m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"),
+                     m.ffn_norm(i),
                      _moe(m, i, n, top_k, width) if i in sparse else _mlp(m, i, wide))
     layers = [layer(i) for i in range(m.n_layer)]
     if text is not cfg:

@@ -27,9 +27,9 @@ def describe(cfg: ConfigReader) -> Model:
     windows = m.windows(window, ["full_attention" if i % 4 == 3 else "sliding_attention" for i in range(m.n_layer)])
     n, top_k, width = m.moe_sizes(("num_experts",))
     renormalise = cfg.bool("norm_topk_prob", default=True)
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"),
+    layers = [Layer(m.attn_norm(i),
                     m.attention(i, rope if windows[i] else None, window=windows[i], qk_norm=True),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"),
+                    m.ffn_norm(i),
                     Moe(m.router(i, n, top_k, renormalise=renormalise, sum_eps=1e-20), _experts(m, i, n, width), "silu_cut"))
               for i in range(m.n_layer)]
     whole = m.model(layers, tied=False)

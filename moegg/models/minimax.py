@@ -36,8 +36,8 @@ def describe(cfg: ConfigReader) -> Model:
     def layer(i: int) -> Layer:
         full = types[i] == "full_attention"
         moe = Moe(m.router(i, n, top_k, hf="block_sparse_moe.gate"), m.experts(i, n, m.width, **MIXTRAL), m.act)
-        return Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"), m.attention(i, rope) if full else _lightning(m, i),
-                     m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"), moe,
+        return Layer(m.attn_norm(i), m.attention(i, rope) if full else _lightning(m, i),
+                     m.ffn_norm(i), moe,
                      normed=(factors["full_attn" if full else "linear_attn"], factors["mlp"]))
     return m.model(map(layer, range(m.n_layer)), tied=cfg.bool("tie_word_embeddings", default=False))
 

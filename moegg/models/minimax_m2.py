@@ -30,8 +30,8 @@ def describe(cfg: ConfigReader) -> Model:
     def moe(i: int) -> Moe:
         router = m.router(i, n, top_k, "block_sparse_moe.gate", "block_sparse_moe.e_score_correction_bias", score="sigmoid")
         return Moe(router, m.experts(i, n, width, **MIXTRAL), m.act)
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"), m.attention(i, rope, wide_norm=True),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"), moe(i))
+    layers = [Layer(m.attn_norm(i), m.attention(i, rope, wide_norm=True),
+                    m.ffn_norm(i), moe(i))
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False))
 

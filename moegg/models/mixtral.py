@@ -20,8 +20,8 @@ def describe(cfg: ConfigReader) -> Model:
     window = cfg.int("sliding_window", low=1, default=0)
     cfg.ignore("router_jitter_noise")
     n, top_k, width = m.moe_sizes(("num_local_experts", "num_experts"), width="intermediate_size")
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"), m.attention(i, rope, window=window),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"),
+    layers = [Layer(m.attn_norm(i), m.attention(i, rope, window=window),
+                    m.ffn_norm(i),
                     Moe(m.router(i, n, top_k, hf="block_sparse_moe.gate"), m.experts(i, n, width, **MIXTRAL), m.act))
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False))

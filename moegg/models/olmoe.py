@@ -20,9 +20,9 @@ def describe(cfg: ConfigReader) -> Model:
     n, top_k, width = m.moe_sizes(("num_experts", "num_local_experts"), width="intermediate_size")
     renormalise = cfg.bool("norm_topk_prob", default=False)
     cfg.expect("clip_qkv", None)
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"),
+    layers = [Layer(m.attn_norm(i),
                     m.attention(i, rope, qkv_bias=bias, o_bias=bias, wide_norm=True),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"),
+                    m.ffn_norm(i),
                     Moe(m.router(i, n, top_k, renormalise=renormalise), m.experts(i, n, width), m.act))
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False))

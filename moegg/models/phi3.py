@@ -26,8 +26,8 @@ def describe(cfg: ConfigReader) -> Model:
         cfg.expect(key, False)
     cfg.expect("lm_head_bias", False)
     cfg.ignore("embd_pdrop", "resid_pdrop", "original_max_position_embeddings", "full_attn_mod", "interpolate_factor")
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"), m.attention(i, rope, window=window, fused=True),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"), m.mlp(i, fused=True))
+    layers = [Layer(m.attn_norm(i), m.attention(i, rope, window=window, fused=True),
+                    m.ffn_norm(i), m.mlp(i, fused=True))
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False))
 

@@ -29,8 +29,8 @@ def describe(cfg: ConfigReader) -> Model:
         raise cfg.refuse("sliding_window", f"supported: at least 'max_position_embeddings', {m.ctx_train}")
     cfg.ignore("input_jitter_noise")
     head_bias = Tensor("head_bias", (m.vocab,), "bias", (Src("lm_head.bias"),), (Src("output.bias"),)) if cfg.bool("lm_head_bias", default=False) else None
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"), m.attention(i, rope, qkv_bias=bias, o_bias=bias),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"),
+    layers = [Layer(m.attn_norm(i), m.attention(i, rope, qkv_bias=bias, o_bias=bias),
+                    m.ffn_norm(i),
                     Moe(m.router(i, n, top_k, "block_sparse_moe.gate", score="sparsemixer", renormalise=False, jitter=jitter),
                         m.experts(i, n, width, **MIXTRAL), m.act))
               for i in range(m.n_layer)]

@@ -20,9 +20,9 @@ def describe(cfg: ConfigReader) -> Model:
     rope = read_rope(cfg, m.head_dim, m.ctx_train)
     cfg.expect("use_mrope", False)
     windows = m.upper_windows()
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"),
+    layers = [Layer(m.attn_norm(i),
                     m.attention(i, rope, window=windows[i], qkv_bias=True),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"), m.mlp(i))
+                    m.ffn_norm(i), m.mlp(i))
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False))
 

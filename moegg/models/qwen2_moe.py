@@ -27,8 +27,8 @@ def describe(cfg: ConfigReader) -> Model:
     def moe(i: int) -> Moe:
         return Moe(m.router(i, n, top_k, renormalise=renormalise), m.experts(i, n, width), m.act,
                    shared=m.shared(i, shared, "mlp.shared_expert"), shared_gate=m.shared_gate(i))
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"), m.attention(i, rope, window=windows[i], qkv_bias=bias),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"), moe(i) if sparse[i] else m.mlp(i))
+    layers = [Layer(m.attn_norm(i), m.attention(i, rope, window=windows[i], qkv_bias=bias),
+                    m.ffn_norm(i), moe(i) if sparse[i] else m.mlp(i))
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False))
 

@@ -31,9 +31,9 @@ def describe(cfg: ConfigReader) -> Model:
     cfg.expect("shared_expert_intermediate_size", 0)
     cfg.expect("qkv_bias", bias)
     cfg.expect("use_qk_norm", True)
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"),
+    layers = [Layer(m.attn_norm(i),
                     m.attention(i, rope, window=window, qkv_bias=bias, o_bias=bias, qk_norm=True),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"),
+                    m.ffn_norm(i),
                     Moe(m.router(i, n, top_k, renormalise=renormalise), m.experts(i, n, width), m.act) if sparse[i] else m.mlp(i))
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False))

@@ -27,9 +27,9 @@ def describe(cfg: ConfigReader) -> Model:
     windows = m.windows(window, ["sliding_attention" if use and window and not t else "full_attention" for t in turns])
     cfg.ignore("max_window_layers")
     bias, mlp_bias = cfg.bool("attention_bias", default=False), cfg.bool("mlp_bias", default=False)
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"),
+    layers = [Layer(m.attn_norm(i),
                     m.attention(i, rope if turns[i] else None, window=windows[i], qkv_bias=bias, o_bias=bias),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"), m.mlp(i, mlp_bias))
+                    m.ffn_norm(i), m.mlp(i, mlp_bias))
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=True))
 

@@ -22,8 +22,8 @@ def describe(cfg: ConfigReader) -> Model:
     bias, parallel = cfg.bool("use_qkv_bias", default=False), cfg.bool("use_parallel_residual", default=False)
     cfg.expect("qk_layernorm", False)
     cfg.ignore("hidden_dropout")
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"), m.attention(i, rope, qkv_bias=bias),
-                    None if parallel else m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"), m.mlp(i), parallel=parallel)
+    layers = [Layer(m.attn_norm(i), m.attention(i, rope, qkv_bias=bias),
+                    None if parallel else m.ffn_norm(i), m.mlp(i), parallel=parallel)
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False))
 

@@ -24,9 +24,9 @@ def describe(cfg: ConfigReader) -> Model:
     cfg.expect("mlp_type", "default")
     cfg.expect("norm_type", "layer_norm")
     cfg.ignore("embedding_dropout", "residual_dropout", "activation_function", "layer_norm_epsilon")
-    layers = [Layer(m.norm(i, "attn_norm", "input_layernorm", "attn_norm"),
+    layers = [Layer(m.attn_norm(i),
                     m.attention(i, rope, window=window, qkv_bias=bias, o_bias=bias),
-                    m.norm(i, "ffn_norm", "post_attention_layernorm", "ffn_norm"), _mlp(m, i, bias))
+                    m.ffn_norm(i), _mlp(m, i, bias))
               for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=True))
 
