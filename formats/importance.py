@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from moegg.errors import FormatError, IOFailure
+from moegg.files import whole_file
 from moegg.formats.safetensors import SafetensorsSet, strict_json
 
 PRIOR_ROWS = 64         # inputs that the average over all experts of a layer counts for in each expert's estimate
@@ -101,15 +102,10 @@ def write_importance(out: Path, squares: Mapping[str, np.ndarray], rows: Mapping
         at += x.nbytes
     text = json.dumps(head).encode()
     text += b" " * (-len(text) % 8)
-    partial = out.with_name(f"{out.name}.partial")
     try:
-        with open(partial, "wb") as f:
+        with whole_file(out) as f:
             f.write(len(text).to_bytes(8, "little") + text)
             for name in order:
                 f.write(arrays[name].tobytes())
-        os.replace(partial, out)
-    except BaseException as e:
-        partial.unlink(missing_ok=True)
-        if not isinstance(e, OSError):
-            raise
+    except OSError as e:
         raise IOFailure(f"{out}: cannot be written: {e.strerror}", "io-write") from e

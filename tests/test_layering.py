@@ -20,10 +20,11 @@ class May:
     theirs: str = ""
 
 
-BASE = "errors units log"
+BASE = "errors units log files"
 LAYERS = {
     "moegg.errors": May(),
     "moegg.units": May("errors"),
+    "moegg.files": May(""),
     "moegg.log": May("errors"),
     "moegg.library": May(BASE),
     "moegg.quants": May(BASE, "numpy"),

@@ -15,7 +15,6 @@ Options:
   --debug                  show a traceback when something fails
   -h, --help               show this text
 """
-import os
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from moegg import log
 from moegg.commands.opening import describe, open_container, warn_beyond_training
 from moegg.engine import Engine
 from moegg.errors import ExitStatus, IOFailure, UsageError
+from moegg.files import whole_file
 from moegg.formats.writer import check_target
 
 
@@ -45,13 +45,8 @@ def main(args: dict[str, Any]) -> ExitStatus:
 
 def write_npz(out: Path, **arrays: np.ndarray) -> None:
     """Arrays in one .npz under exactly this name, complete or not at all. Raises IOFailure."""
-    partial = out.with_name(out.name + ".partial")
     try:
-        with open(partial, "wb") as f:
+        with whole_file(out) as f:
             np.savez(f, **arrays)
-        os.replace(partial, out)
-    except BaseException as e:
-        partial.unlink(missing_ok=True)
-        if not isinstance(e, OSError):
-            raise
+    except OSError as e:
         raise IOFailure(f"{out}: cannot be written: {e.strerror}", "io-write") from e

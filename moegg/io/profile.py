@@ -7,7 +7,6 @@ Rates in bytes per second, CPU in seconds per 10**9 bytes.
 import json
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from moegg import log
+from moegg.files import whole_file
 from moegg.io.residency import DIRECT, PAGE_CACHE
 from moegg.io.usage import cache_folder
 from moegg.kernels.store import Store
@@ -229,10 +229,8 @@ def save(profile: Profile, file: Path | None = None) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(_read(file) | {profile.key: profile.to_dict()}, indent=1, sort_keys=True)
-        fd, name = tempfile.mkstemp(dir=file.parent, prefix=file.name)
-        with os.fdopen(fd, "w") as f:
-            f.write(text + "\n")
-        os.replace(name, file)
+        with whole_file(file, 0o600) as f:
+            f.write(f"{text}\n".encode())
     except OSError as e:
         log.warn(f"machine profile {file}: not saved: {e.strerror}")
 

@@ -6,7 +6,6 @@ a header object, then one [pass, layer index, ids] per token and layer.
 """
 import json
 import os
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from moegg.errors import FormatError, IOFailure
+from moegg.files import whole_file
 
 ARRAYS = ("ids", "passes", "layers", "experts", "record_bytes")
 
@@ -76,8 +76,7 @@ def write(trace: Trace, path: str | os.PathLike) -> None:
     """Writes a .npz, or JSON lines if the name ends in .jsonl; the file appears whole or not at all. Raises IOFailure."""
     path = Path(path)
     try:
-        fd, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        with os.fdopen(fd, "wb") as f:
+        with whole_file(path, 0o600) as f:
             if path.suffix == ".jsonl":
                 head = {"moegg_trace": 1, **{k: getattr(trace, k).tolist() for k in ("layers", "experts", "record_bytes")}}
                 f.write((json.dumps(head) + "\n").encode())
@@ -86,7 +85,6 @@ def write(trace: Trace, path: str | os.PathLike) -> None:
                         f.write((json.dumps([p, i, [x for x in ids if x >= 0]]) + "\n").encode())
             else:
                 np.savez_compressed(f, **{k: getattr(trace, k) for k in ARRAYS})
-        os.replace(name, path)
     except OSError as e:
         raise IOFailure(f"{path}: trace cannot be written: {e.strerror}", "io-write") from e
 

@@ -9,7 +9,6 @@ File: one JSON line {"moegg_usage": 1, "content_id", "records", "tokens"}, then 
 import json
 import math
 import os
-import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from moegg import log
+from moegg.files import whole_file
 
 VERSION = 1
 FADE_TOKENS = 100_000        # the history is halved when it covers more than twice as many: habits change
@@ -104,14 +104,8 @@ class UsageFile:
 
     def _write(self, usage: Usage) -> None:
         head = {"moegg_usage": VERSION, "content_id": self.content_id, "records": self.records, "tokens": usage.tokens}
-        fd, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
-        try:
-            with os.fdopen(fd, "wb") as f:
-                f.write(json.dumps(head, sort_keys=True).encode() + b"\n" + usage.counts.astype("<f4").tobytes())
-            os.replace(name, self.path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        with whole_file(self.path, 0o600) as f:
+            f.write(json.dumps(head, sort_keys=True).encode() + b"\n" + usage.counts.astype("<f4").tobytes())
 
 
 @contextmanager
