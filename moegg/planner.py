@@ -3,7 +3,6 @@
 Takes plain sizes, not the container, so that it can plan a file that is not here; reads nothing, allocates nothing. Planner and
 engine share these functions: what is planned is what is allocated (forward.pyx, session.py). Sizes in bytes.
 """
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from moegg.arch import Gqa, Mixer, Mla, Model, Moe, walk
@@ -44,6 +43,12 @@ class FileSizes:
     resident: int
     gather: int = 0
     layers: tuple[ExpertSizes, ...] = ()
+
+    @classmethod
+    def of(cls, container) -> "FileSizes":
+        """Those of a container, or of anything with resident.nbytes, gather.nbytes and layers of n, top_k and record_bytes."""
+        return cls(container.resident.nbytes, container.gather.nbytes,
+                   tuple(ExpertSizes(x.n, x.top_k, x.record_bytes) for x in container.layers))
 
     @property
     def experts(self) -> int:
@@ -271,8 +276,3 @@ def tokens_per_s(p: MemoryPlan, sizes: FileSizes, memory_rate: float, disk_rate:
     compute = (p.resident + active) / memory_rate
     missed = active * (1 - min(1.0, p.cache / sizes.experts)) if sizes.experts else 0
     return 1 / (compute + missed / disk_rate), 1 / compute
-
-
-def expert_sizes(layers: Sequence) -> tuple[ExpertSizes, ...]:
-    """ExpertSizes of objects with n, top_k and record_bytes, such as the container's layers."""
-    return tuple(ExpertSizes(x.n, x.top_k, x.record_bytes) for x in layers)

@@ -5,7 +5,7 @@ from moegg import registry
 from moegg.arch import ConfigReader
 from moegg.errors import BudgetTooSmall
 from moegg.kernels.store import store_minimum
-from moegg.planner import DEFAULT_CTX, ExpertSizes, FileSizes, expert_sizes, kv_bytes, kv_positions, plan, tokens_per_s
+from moegg.planner import DEFAULT_CTX, ExpertSizes, FileSizes, kv_bytes, kv_positions, plan, tokens_per_s
 from tests import tiny
 from tests.loading import convert_to, open_engine
 
@@ -158,7 +158,7 @@ def test_what_is_planned_is_what_is_allocated(tmp_path, arch, ubatch, ctx):
     session = engine.session()
     assert session.state.nbytes <= engine.plan.kv_state + 4096
     assert engine._executor.nbytes <= 1.25 * (engine.plan.scratch + engine.plan.rope_tables) + MIB
-    assert expert_sizes(engine.container.layers) == tuple(ExpertSizes(x.n, x.top_k, x.record_bytes) for x in engine.container.layers)
+    assert FileSizes.of(engine.container).layers == tuple(ExpertSizes(x.n, x.top_k, x.record_bytes) for x in engine.container.layers)
 
 
 def test_speed_lies_between_even_use_and_a_cache_that_always_hits(model):

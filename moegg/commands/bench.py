@@ -31,10 +31,10 @@ Options:
 """
 import json
 import platform
+import shlex
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from moegg import __version__, kernels, log
@@ -77,7 +77,7 @@ def main(args: dict[str, Any]) -> ExitStatus:
     if args["--json"]:
         print(json.dumps({k: _short(v) for k, v in r.items()}, ensure_ascii=False))
     else:
-        print("\n".join(markdown([r]) if args["--report"] else map(printable, table(r))))
+        print("\n".join(markdown([r], args) if args["--report"] else map(printable, table(r))))
     sys.stdout.flush()
     _warn(r)                    # below the result, where they are read
     return ExitStatus.OK
@@ -93,7 +93,7 @@ def sweep(args: dict[str, Any]) -> ExitStatus:
         if done.returncode not in (ExitStatus.OK, ExitStatus.NO_ROOM):
             return ExitStatus(done.returncode)
         results.append(json.loads(done.stdout) if done.returncode == ExitStatus.OK else {"ram": size, "fits": False})
-    print(json.dumps({"sweep": results}) if args["--json"] else "\n".join(markdown(results) if args["--report"] else budgets(results)))
+    print(json.dumps({"sweep": results}) if args["--json"] else "\n".join(markdown(results, args) if args["--report"] else budgets(results)))
     return ExitStatus.OK
 
 
@@ -176,13 +176,12 @@ def budgets(results: list[dict[str, Any]]) -> list[str]:
     return out
 
 
-def markdown(results: list[dict[str, Any]]) -> list[str]:
+def markdown(results: list[dict[str, Any]], args: dict[str, Any]) -> list[str]:
     """--report: what a reader of an issue needs to know and to repeat it."""
-    known = next((r for r in results if r.get("fits", True)), None)
-    if known is None:
+    r = next((r for r in results if r.get("fits", True)), None)
+    if r is None:
         return ["moegg bench: no budget fits", *(f"- {fmt_bytes(r['ram'])}" for r in results)]
-    r = known
-    command = f"moegg bench {Path(r['file']).name} --prompt {r['prompt']} --warm {r['warm']} --gen {r['gen']} --seed {r['seed']} --threads {r['threads']}"
+    command = shlex.join(["moegg", "bench", *_argv(args | {"MODEL": args["MODEL"].name, "--report": False})])
     return [f"**moegg {r['version']}**, {r['level']}, {r['threads']} threads, Python {platform.python_version()}",
             f"- machine: {r['cpu']}, {r['cores']} cores, {fmt_bytes(r['ram_bytes'] or 0)} RAM, {r['system']}",
             f"- model: {printable(r['name'])}, {r['arch']}, recipe {r['recipe']}, {fmt_bytes(r['file_bytes'])}, root `{r['root'][:16]}`",

@@ -21,12 +21,11 @@ Options:
 """
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from moegg.commands.opening import describe, open_container, read_stdin, read_text
+from moegg.commands.opening import describe, open_container, read_file_or_stdin
 from moegg.commands.perplexity import windows_of
 from moegg.commands.progress import bar
 from moegg.commands.start import started
@@ -41,7 +40,7 @@ def main(args: dict[str, Any]) -> ExitStatus:
     check_target(out, args["--force"])
     container = open_container(args["MODEL"])
     model = describe(container)
-    text = read_stdin() if args["FILE"] == Path("-") else read_text(args["FILE"])
+    text = read_file_or_stdin(args["FILE"])
     windows = windows_of(container, model, text, args["--ctx"])
     with started(args, container, model, ctx=len(windows[0]), beside=tally_bytes(model), calibrate=True) as engine, \
             bar("calibrate", unit="windows") as progress:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from moegg import chat, log
-from moegg.commands.opening import find_model, open_container, read_text, section_json
+from moegg.commands.opening import find_model, json_object, open_container, read_text, section_json
 from moegg.errors import BadRequest, ExitStatus, FormatError, UsageError
 from moegg.formats.edit import edit_tail
 from moegg.sampler import SamplingParams
@@ -46,7 +46,7 @@ def main(args: dict[str, Any]) -> ExitStatus:
     if (file := args["--generation-config"]) is not None:
         changes["generation_config"] = _canonical(_generation(text, file)) if (text := read_text(file)) else None
     if (file := args["--quality"]) is not None:
-        changes["quality"] = _canonical(_quality(_object(text, file), file)) if (text := read_text(file)) else None
+        changes["quality"] = _canonical(_quality(json_object(text, str(file)), file)) if (text := read_text(file)) else None
     if not changes and not container.edited:
         raise UsageError(f"nothing to do: got no option, expected one of {', '.join(SECTIONS)}", "usage")
     done = edit_tail(find_model(args["MODEL"]), changes)
@@ -69,18 +69,8 @@ def _check_template(text: str, file: Path) -> None:
         log.warn(f"{file}: a single question gives: {e.message}")
 
 
-def _object(text: str, file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as e:
-        raise FormatError(f"{file}: not JSON: {str(e):.200}", "section-json") from None
-    if not isinstance(value, dict):
-        raise FormatError(f"{file}: got {type(value).__name__}, expected an object", "section-json")
-    return value
-
-
 def _generation(text: str, file: Path) -> dict[str, Any]:
-    value = _object(text, file)
+    value = json_object(text, str(file))
     SamplingParams.from_generation_config(value)
     return value
 

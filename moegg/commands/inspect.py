@@ -31,7 +31,7 @@ from moegg.errors import ExitStatus, printable
 from moegg.formats.container import Container
 from moegg.hub.address import is_address
 from moegg.io import profile as profiles
-from moegg.planner import FileSizes, MemoryPlan, expert_sizes, tokens_per_s
+from moegg.planner import FileSizes, MemoryPlan, tokens_per_s
 from moegg.units import fmt_bytes, fmt_count
 
 
@@ -72,8 +72,7 @@ def speed(c: Container, memory: MemoryPlan) -> dict[str, float] | None:
     profile = profiles.load(_existing(library.models_folder()) if is_address(str(c.path)) else c.path)
     if profile is None or not profile.memory_rate or not profile.readings:
         return None
-    sizes = FileSizes(c.resident.nbytes, c.gather.nbytes, expert_sizes(c.layers))
-    least, most = tokens_per_s(memory, sizes, profile.memory_rate, max(r.rate for r in profile.readings))
+    least, most = tokens_per_s(memory, FileSizes.of(c), profile.memory_rate, max(r.rate for r in profile.readings))
     return {"least": least, "most": most}
 
 

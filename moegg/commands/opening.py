@@ -122,12 +122,17 @@ def section_json(container: Container, name: str) -> dict[str, Any]:
     """A JSON section as a dict; empty if the file has none. Whoever reads a key checks its type, as ConfigReader does."""
     if name not in container.sections:
         return {}
+    return json_object(container.read_section(name), f"{container.path}: section {name!r}")
+
+
+def json_object(text: str | bytes, where: str) -> dict[str, Any]:
+    """JSON as a dict; `where` is for the error. Raises FormatError for what is no JSON, or no object."""
     try:
-        value = json.loads(container.read_section(name))
+        value = json.loads(text)
     except (ValueError, RecursionError) as e:
-        raise FormatError(f"{container.path}: section {name!r}: not JSON: {e}", "section-json") from None
+        raise FormatError(f"{where}: not JSON: {str(e):.200}", "section-json") from None
     if not isinstance(value, dict):
-        raise FormatError(f"{container.path}: section {name!r}: got {type(value).__name__}, expected an object", "section-json")
+        raise FormatError(f"{where}: got {type(value).__name__}, expected an object", "section-json")
     return value
 
 
@@ -151,6 +156,11 @@ def read_text(path: Path) -> str:
     except OSError as e:
         raise IOFailure(f"{path}: cannot be opened: {e.strerror}", "io-open") from e
     return _decode(data, str(path))
+
+
+def read_file_or_stdin(path: Path) -> str:
+    """A file that the user named, or standard input for '-'."""
+    return read_stdin() if path == Path("-") else read_text(path)
 
 
 def read_stdin() -> str:

@@ -21,11 +21,10 @@ Options:
 """
 import json
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from moegg.arch import Model
-from moegg.commands.opening import describe, open_container, open_tokenizer, read_stdin, read_text, warn_beyond_training
+from moegg.commands.opening import describe, open_container, open_tokenizer, read_file_or_stdin, warn_beyond_training
 from moegg.commands.progress import bar
 from moegg.commands.start import budget, started
 from moegg.engine.evaluate import Quality, cut, evaluate
@@ -39,7 +38,7 @@ DEFAULT_WINDOW = 512
 def main(args: dict[str, Any]) -> ExitStatus:
     container = open_container(args["MODEL"])
     model = describe(container)
-    text = read_stdin() if args["FILE"] == Path("-") else read_text(args["FILE"])
+    text = read_file_or_stdin(args["FILE"])
     windows = windows_of(container, model, text, args["--ctx"])
     other = open_container(args["--reference"]) if args["--reference"] else None
     with ExitStack() as stack:

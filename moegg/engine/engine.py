@@ -26,7 +26,7 @@ from moegg.io.profile import Profile, Settings
 from moegg.io.residency import AUTO, choose
 from moegg.io.store import ExpertStore
 from moegg.io.usage import UsageFile
-from moegg.planner import DEFAULT_UBATCH, MAX_OUT, PROCESS_BYTES, FileSizes, MemoryPlan, expert_sizes, plan
+from moegg.planner import DEFAULT_UBATCH, MAX_OUT, PROCESS_BYTES, FileSizes, MemoryPlan, plan
 
 GROWTH_BYTES = 32 << 20    # what Python and numpy still take after the engine is made
 WARM_POLL_S = 0.02
@@ -214,7 +214,7 @@ class Engine:
 
     def release(self) -> None:
         """Gives the memory of experts back, but for what a pass needs at least. Between passes, from the thread that runs them."""
-        self._hold(min(self.plan.cache, FileSizes(0, 0, expert_sizes(self.container.layers)).least_cache))
+        self._hold(min(self.plan.cache, FileSizes.of(self.container).least_cache))
 
     def restore(self) -> None:
         """Takes that memory again, and fills it in the background."""
@@ -271,7 +271,7 @@ class Engine:
 def plan_for(container: Container, model: Model, *, ctx: int | None = None, sessions: tuple[int, int] = (1, 1), ubatch: int = DEFAULT_UBATCH,
              kv: str | None = None, n_threads: int = 1, ram: int | None = None, beside: int = 0) -> MemoryPlan:
     """How an Engine with these arguments would split memory; reads nothing of the file. Raises BudgetTooSmall."""
-    c, used = container, own_bytes()
+    used = own_bytes()
     budget, option = ram, "--ram"
     if ram is None:
         option = "available memory of"
@@ -279,8 +279,7 @@ def plan_for(container: Container, model: Model, *, ctx: int | None = None, sess
         budget = None if free is None else free + used
         if budget is None:
             log.warn("the system does not say how much memory is available; planning as if everything fits (set --ram)")
-    sizes = FileSizes(c.resident.nbytes, c.gather.nbytes, expert_sizes(c.layers))
-    return plan(model, sizes, ctx=ctx, sessions=sessions, ubatch=ubatch, kv=kv or ("f32" if all_f32(c) else "f16"), n_threads=n_threads,
+    return plan(model, FileSizes.of(container), ctx=ctx, sessions=sessions, ubatch=ubatch, kv=kv or ("f32" if all_f32(container) else "f16"), n_threads=n_threads,
                 budget=budget, process=beside + (used + GROWTH_BYTES if used else PROCESS_BYTES), option=option)
 
 

@@ -156,7 +156,7 @@ def lower(model: Model, lookahead: bool = False) -> Program:
                 p.add("inject", layer=i, src=Y, src2=INJECT, dst=X, n=d, streams=model.streams)
                 continue
             if lookahead and part:
-                _lookahead(p, i, layer, model.layers[i + 1:i + 2])
+                _lookahead(p, i, layer, model.layers[i + 1] if i + 1 < len(model.layers) else None)
             normed = X if layer.normed else XN
             if norm:
                 p.add("norm", layer=i, src=X, dst=normed, norm=norm, n=d)
@@ -178,13 +178,13 @@ def lower(model: Model, lookahead: bool = False) -> Program:
     return p
 
 
-def _lookahead(p: Program, i: int, layer: Layer, following: tuple[Layer, ...]) -> None:
+def _lookahead(p: Program, i: int, layer: Layer, after: Layer | None) -> None:
     """The next layer's router on what the residual stream is now. XN and the router's results are free until this layer's norm."""
-    for after in following:
-        f, norm = after.ffn, isinstance(after.ffn, Moe) and (after.ffn.router_norm or after.ffn_norm)
-        if isinstance(norm, Norm) and not after.normed and not layer.parallel:
-            p.add("lookahead", layer=i, src=X, dst=XN, norm=norm, n=p.model.d, moe=f, moe_index=len(p.moe) + isinstance(layer.ffn, Moe),
-                  scale=f.router_scale)
+    if after is None or not isinstance(f := after.ffn, Moe) or after.normed or layer.parallel:
+        return
+    if isinstance(norm := f.router_norm or after.ffn_norm, Norm):
+        p.add("lookahead", layer=i, src=X, dst=XN, norm=norm, n=p.model.d, moe=f, moe_index=len(p.moe) + isinstance(layer.ffn, Moe),
+              scale=f.router_scale)
 
 
 def _ple(p: Program, i: int, m: Ple) -> None:
