@@ -15,6 +15,7 @@ from blake3 import blake3
 
 from moegg.errors import BadRequest, IOFailure, NotFound
 from moegg.formats import layout as L
+from moegg.formats.about import About
 from moegg.formats.layout import ExpertLayer, PartInfo, Region, Section, TensorInfo
 from moegg.formats.reader import Reader, open_file
 from moegg.formats.validate import Check, read_index, read_preamble, read_tail, root_hash
@@ -61,6 +62,11 @@ class Container:
         self.tail_offset = tail_offset
         self._header, self._checksums = p.header, index.checksums
         self._by_layer = {e.layer: e for e in self.layers}
+
+    @property
+    def about(self) -> About:
+        """What the file says of itself."""
+        return About.of(self.meta)
 
     def record(self, layer: int, expert: int) -> tuple[int, int]:
         """(file offset, bytes) of the record of a logical expert id. Raises BadRequest if the file has no such expert."""

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from moegg import library
-from moegg.arch import ConfigReader
 from moegg.commands.opening import describe, open_container, section_json
 from moegg.commands.start import budget
 from moegg.engine.cpus import default_threads
@@ -83,17 +82,15 @@ def _existing(path: Path) -> Path:
 
 def report(c: Container, provenance: dict[str, Any]) -> list[str]:
     """The file as text: identity, weights by role and quant, layout, sections, provenance."""
-    form, meta = c.summary()["format"], ConfigReader(c.meta, where=f"{c.path}: meta")
-    recipe = meta.child("quant")
+    form, about = c.summary()["format"], c.about
     lines = [f"{c.path}: {c.name}, {c.arch}, {fmt_bytes(c.file_bytes)}",
              f"  format      version {form['write_version']}, readable by version {form['read_version']} and later",
              f"  root        {c.root.hex()}",
              f"  content id  {c.content_id.hex()}"]
-    if (total := meta.int("parameters", default=None, high=1 << 63)) is not None:
-        active = meta.int("active_parameters", default=0, high=1 << 63)
-        lines.append(f"  parameters  {fmt_count(total)}, {fmt_count(active)} active per token")
-    lines += [f"  recipe      {recipe.str('name', default=None)} v{recipe.int('version', default=None)}, "
-              f"from {meta.str('source', default=None)}, by {meta.str('creator', default=None)}",
+    if about.parameters is not None:
+        active = "" if about.active_parameters is None else f", {fmt_count(about.active_parameters)} active per token"
+        lines.append(f"  parameters  {fmt_count(about.parameters)}{active}")
+    lines += [f"  recipe      {about.recipe} v{about.recipe_version}, from {about.source}, by {about.creator}",
               "", f"weights       {'quant':<7} {'layout':<12} {'tensors':>8} {'bytes':>11}"]
     count, nbytes = Counter(), Counter()
     for key, n, size in [((t.role, t.quant, t.layout), 1, t.nbytes) for t in c.tensors.values()] + [

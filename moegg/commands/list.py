@@ -49,6 +49,4 @@ def row(entry: library.Entry) -> dict[str, Any]:
         c = Container.open(entry.path)
     except MoeggError as e:
         return out | {"state": f"damaged ({e.slug})"}
-    recipe = c.meta.get("quant")
-    quant = recipe.get("name") if isinstance(recipe, dict) else None
-    return out | {"arch": c.arch, "quant": quant if isinstance(quant, str) else None}
+    return out | {"arch": c.arch, "quant": c.about.recipe}

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from moegg.arch import ConfigReader, Mixer, Model
+from moegg.arch import Mixer, Model
 from moegg.engine import Engine
 from moegg.engine.cpus import default_threads
 from moegg.formats.container import Container
@@ -285,4 +285,4 @@ def report(engine: Engine, work: Work, runs: list[Run], others: Others, read: fl
         "runs": [asdict(r) for r in runs], "prompt": work.prompt, "warm": work.warm, "gen": work.gen, "ctx_depth": work.depth,
         "seed": work.seed, "vocab": engine.vocab, "threads": engine.n_threads, "kv": engine.kv, "ubatch": engine.ubatch,
         "file": str(c.path), "file_bytes": c.file_bytes, "root": c.root.hex(), "name": c.name, "arch": c.arch,
-        "recipe": ConfigReader(c.meta, where=f"{c.path}: meta").child("quant").str("name", default=None), **machine()}
+        "recipe": c.about.recipe, **machine()}

@@ -133,9 +133,8 @@ def _archive(args: dict[str, Any], engine: Engine, templates: dict[str, Any]) ->
 
 def _info(container: Container, engine: Engine) -> dict[str, Any]:
     """What clients may know of the file."""
-    params = container.meta.get("parameters")
-    recipe = container.meta.get("quant")
+    about = container.about
     return {"arch": container.arch, "size": container.file_bytes, "digest": container.root.hex(),
             "n_ctx_train": engine.model.ctx_train,
-            "n_vocab": engine.vocab, "quant": recipe.get("name", "") if isinstance(recipe, dict) else str(recipe or ""),
-            "parameters": fmt_count(params["total"]) if isinstance(params, dict) and "total" in params else ""}
+            "n_vocab": engine.vocab, "quant": about.recipe or "",
+            "parameters": "" if about.parameters is None else fmt_count(about.parameters).replace(" ", "")}

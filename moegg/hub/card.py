@@ -32,16 +32,15 @@ def write_card(c: Container, repo: str, file: str, provenance: dict[str, Any], q
 
 
 def _section(c: Container, file: str, source: dict[str, Any], quality: dict[str, Any]) -> str:
-    meta = c.meta
-    recipe = _dict(meta.get("quant"))
+    about = c.about
     rows = [("architecture", c.arch), ("size", fmt_bytes(c.file_bytes))]
-    if isinstance(n := meta.get("parameters"), int):
-        active = meta.get("active_parameters")
-        rows.append(("parameters", fmt_count(n) + (f", {fmt_count(active)} active per token" if isinstance(active, int) else "")))
+    if about.parameters is not None:
+        active = "" if about.active_parameters is None else f", {fmt_count(about.active_parameters)} active per token"
+        rows.append(("parameters", fmt_count(about.parameters) + active))
     if c.layers:
         kinds = {(e.n, e.top_k, e.record_bytes): 0 for e in c.layers}
         rows.append(("experts", "; ".join(f"{n} per layer, {k} per token, {fmt_bytes(b)} each" for n, k, b in kinds)))
-    rows += [("recipe", f"{recipe.get('name')} v{recipe.get('version')}"), ("made by", meta.get("creator"))]
+    rows += [("recipe", f"{about.recipe} v{about.recipe_version}"), ("made by", about.creator)]
     rows += [("source", " ".join(str(source[k]) for k in ("repo", "revision") if source.get(k)) or source.get("kind"))]
     rows += _quality(quality)
     rows += [("root", f"`{c.root.hex()}`"), ("content id", f"`{c.content_id.hex()}`")]

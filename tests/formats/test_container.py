@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from moegg.errors import BadRequest, FormatError, InternalError, IOFailure, NotFound
+from moegg.formats.about import About
 from moegg.formats.container import Container, Region, TensorInfo
 from moegg.formats.plan import Plan
 from moegg.formats.validate import read_preamble
@@ -264,3 +265,14 @@ def test_a_large_resident_region_starts_at_2_mib_and_a_small_one_does_not():
     for rows, want in ((1 << 18, 2 << 20), ((1 << 18) - 16, 80 << 10)):
         tensors = [TensorSpec("head", (rows, 32), "bf16", "interleaved", "head")]
         assert Plan("x", "llama", "x", {}, {}, tensors, [], {}).tensors["head"].offset == want
+
+
+def test_what_a_file_says_of_itself_is_shown_only_where_it_is_of_the_right_type(path):
+    write(path)
+    c = Container.open(path)
+    c.meta = {"quant": {"name": "q4", "version": 2}, "parameters": 30, "active_parameters": 3, "source": "gguf", "creator": "moegg 1"}
+    assert c.about == About("q4", 2, 30, 3, "gguf", "moegg 1")
+    for meta in ({}, {"quant": 5, "parameters": True, "active_parameters": -1, "source": [], "creator": {}},
+                 {"quant": {"name": 1, "version": "2"}, "parameters": 1 << 63, "active_parameters": 1.0}):
+        c.meta = meta
+        assert c.about == About(None, None, None, None, None, None)

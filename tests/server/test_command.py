@@ -11,7 +11,9 @@ import pytest
 
 from moegg.commands.server import _keys
 from moegg.errors import IOFailure, UsageError
+from moegg.formats.container import Container
 from moegg.server.serve import Server
+from moegg.units import fmt_count
 
 
 def test_keys_come_from_options_and_files(tmp_path):
@@ -48,6 +50,10 @@ def test_it_says_when_it_is_ready_serves_saves_and_stops_at_a_signal(qwen3_moe_f
                 assert json.load(r)["usage"]["completion_tokens"] <= 3
             with urllib.request.urlopen(f"{url}/metrics", timeout=60) as r:
                 assert b"moegg_engine_cache_bytes" in r.read()
+            with urllib.request.urlopen(f"{url}/api/tags", timeout=60) as r:
+                details = json.load(r)["models"][0]["details"]
+                about = Container.open(qwen3_moe_file).about
+            assert details["quantization_level"] == about.recipe and details["parameter_size"] == fmt_count(about.parameters).replace(" ", "")
             process.send_signal(number)
             out, err = process.communicate(timeout=60)
         finally:
