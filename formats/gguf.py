@@ -130,7 +130,8 @@ class _Cursor:
         return at
 
     def unpack(self, code: str, what: str) -> Any:
-        return struct.unpack_from("<" + code, self.buf, self.need(struct.calcsize("<" + code), what))[0]
+        at = self.need(struct.calcsize("<" + code), what)       # first: it may replace the buffer
+        return struct.unpack_from("<" + code, self.buf, at)[0]
 
     def string(self, what: str, limit: int = HEADER_LIMIT) -> str:
         n = self.unpack("Q", what)

@@ -101,6 +101,17 @@ def test_opening_reads_no_weights(write, monkeypatch):
     assert sum(read) <= 1 << 16
 
 
+def test_a_value_may_lie_across_the_end_of_what_was_read_so_far(write):
+    """Wherever the first 64 KiB end: within a length, a type, a number, an array or a string."""
+    numbers = struct.pack("<IQ", U32, 3) + struct.pack("<3I", 1, 2, 3)
+    words = struct.pack("<IQ", STR, 2) + s("one") + s("two")
+    for at in range(200):
+        keys = [kv("fill", STR, s(bytes(65536 - 240 + at))), kv("a", U32, struct.pack("<I", 7)), kv("b", ARR, numbers), kv("c", ARR, words)]
+        f = GGUFFile.open(write(gguf(keys, [info("x", [8, 2])], bytes(64))))
+        assert (f.metadata["a"], f.metadata["b"], f.metadata["c"], f.tensors["x"].shape) == (7, [1, 2, 3], ["one", "two"], (2, 8))
+        f.close()
+
+
 def test_a_vocabulary_of_260_k_tokens_survives_refills_of_the_buffer(write):
     tokens = [f"tok{i}" * (i % 5) for i in range(262_144)]
     array = struct.pack("<IQ", STR, len(tokens)) + b"".join(map(s, tokens))
