@@ -93,20 +93,20 @@ class Routes:
             "/v1/models": self.models, "/v1/models/<id:path>": self.model, "/models": lambda: llamacpp.models(self._card()),
             "/models/sse": self.models_sse, "/slots": service.worker.state,
             "/props": lambda: llamacpp.props(self._card(), service.worker.parallel, service.prompter),
-            "/api/tags": lambda: ollama.tags(self._card()), "/api/ps": lambda: ollama.tags(self._card()),
-            "/api/version": lambda: {"version": __version__}}
+            "/api/tags": lambda: ollama.tags(self._card()), "/api/ps": lambda: ollama.running(self._card()),
+            "/api/version": lambda: {"version": ollama.API, "moegg": __version__}}
         post: dict[str, Callable[[dict[str, Any]], Any]] = {
             "/v1/chat/completions": self._answering(chat), "/chat/completions": self._answering(chat),
             "/v1/completions": self._answering(text), "/completions": self._answering(text),
             "/v1/responses": self._answering(replies), "/v1/messages": self._answering(claude),
-            "/api/chat": self._answering(talk), "/api/generate": self._answering(generate),
+            "/api/chat": self._loading(talk, ollama.chat_loaded), "/api/generate": self._loading(generate, ollama.generate_loaded),
             "/v1/chat/completions/input_tokens": lambda b: {"input_tokens": self._count(openai.chat(b))},
             "/v1/responses/input_tokens": lambda b: responses.counted(self._count(responses.request(b))),
             "/v1/messages/count_tokens": lambda b: {"input_tokens": self._count(anthropic.request(b))},
             "/tokenize": lambda b: llamacpp.tokenize(b, service.prompter),
             "/detokenize": lambda b: llamacpp.detokenize(b, service.prompter),
             "/apply-template": lambda b: {"prompt": service.prompter.rendered(openai.chat(b))},
-            "/api/show": lambda b: ollama.show(self._card()), "/props": self.set_props,
+            "/api/show": lambda b: ollama.show(self._card(), service.prompter), "/props": self.set_props,
             "/v1/cancel": self.cancel, "/v1/shutdown": self.shutdown,
             **dict.fromkeys(("/v1/embeddings", "/embeddings", "/api/embed", "/api/embeddings"), self.embeddings)}
         self.paths = [*get, *post]
@@ -149,6 +149,9 @@ class Routes:
 
     def _body(self) -> dict[str, Any]:
         environ = bottle.request.environ
+        coding = environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
+        if coding not in ("", "identity"):
+            raise Problem(415, f"Content-Encoding: got {coding!r:.40}, expected a body that is not compressed", code="content_encoding")
         length = environ.get("CONTENT_LENGTH") or "0"
         size = int(length) if length.isascii() and length.isdigit() and len(length) < 16 else 0
         if size > MAX_BODY:
@@ -160,6 +163,10 @@ class Routes:
 
     def _answering(self, dialect: Dialect) -> Callable[[dict[str, Any]], Any]:
         return lambda body: self._answer(dialect, dialect.parse(body))
+
+    def _loading(self, dialect: Dialect, loaded: Callable[[Mapping[str, Any], Meta], Any]) -> Callable[[dict[str, Any]], Any]:
+        """A request that may ask for nothing but the model in memory, which is there."""
+        return lambda body: loaded(body, self.s.meta("", 0)) or self._answer(dialect, dialect.parse(body))
 
     def _answer(self, dialect: Dialect, ask: Ask) -> Any:
         self.s.worker.check_room(max(1, len(ask.prompts)) * ask.n)

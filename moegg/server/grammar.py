@@ -58,7 +58,9 @@ class Grammars:
         matcher = make(self._library, make.grammar_from_lark(grammar), log_level=0)
         if matcher.is_error():
             raise bad(f"{param}: {' '.join(matcher.get_error().split())[:300]}", param, "invalid_schema")
-        return Constraint(matcher, llguidance.numpy, self._tokenizer.eos_ids, self._vocab)
+        constraint = Constraint(matcher, llguidance.numpy, self._tokenizer.eos_ids, self._vocab, param)
+        constraint.allowed()                # a schema that nothing satisfies is refused before the answer begins
+        return constraint
 
 
 class _Vocabulary:
@@ -77,17 +79,25 @@ class _Vocabulary:
 class Constraint:
     """One answer's state in its grammar."""
 
-    def __init__(self, matcher: Any, masks: Any, ends: frozenset[int], vocab: int):
-        self._matcher, self._masks, self._ends = matcher, masks, [i for i in ends if i < vocab]
+    def __init__(self, matcher: Any, masks: Any, ends: frozenset[int], vocab: int, param: str):
+        self._matcher, self._masks, self._ends, self._vocab = matcher, masks, [i for i in ends if i < vocab], vocab
+        self._param = param
         self._bits = masks.allocate_token_bitmask(1, vocab)
         self.finished = False
 
-    def mask(self, logits: np.ndarray) -> np.ndarray:
-        """A copy of logits [V] with -inf for all tokens that may not come next; ends are allowed where the text is whole."""
+    def allowed(self) -> np.ndarray:
+        """[V] bool: the tokens that may come next; ends where the text is whole. Raises Problem 400 if there is none."""
         self._masks.fill_next_token_bitmask(self._matcher, self._bits)
-        allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[:len(logits)].astype(bool)
+        allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[:self._vocab].astype(bool)
         allowed[self._ends] = self._matcher.is_accepting()
-        return np.where(allowed, logits, np.float32(-np.inf))
+        if not allowed.any():
+            why = " ".join(self._matcher.get_error().split())[:300] if self._matcher.is_error() else "nothing satisfies the schema"
+            raise bad(f"{self._param}: {why}", self._param, "invalid_schema")
+        return allowed
+
+    def mask(self, logits: np.ndarray) -> np.ndarray:
+        """A copy of logits [V] with -inf for all tokens that may not come next. Raises what `allowed` raises."""
+        return np.where(self.allowed(), logits, np.float32(-np.inf))
 
     def accept(self, token: int) -> None:
         """Moves on by a token that was allowed."""

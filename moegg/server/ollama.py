@@ -1,4 +1,4 @@
-"""Ollama's chat, generate and tags: requests to Ask, events to objects or lines of JSON. Pure functions.
+"""Ollama's chat, generate, tags, ps and show: requests to Ask, events to objects or lines of JSON. Pure functions.
 
 Shapes: ollama's docs/api.md. `stream` is on unless it is turned off, as there. Refuses: managing models (pull, create, delete).
 """
@@ -8,13 +8,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from moegg.chat import choose_template
 from moegg.server import stream
 from moegg.server.ask import Answer, Arguments, Ask, Call, CallEnd, CallStart, Done, Event, Failed, Meta, Ping, Text
 from moegg.server.fields import Fields, items
 from moegg.server.openai import calls_of, content_text, function_tools, input_of, sampling, stops, variables_of
 from moegg.server.problem import bad, ollama_error
+from moegg.server.prompts import Prompter
+from moegg.stream import reasoning_tags
 
 EFFORTS = ("low", "medium", "high")
+API = "0.15.0"              # the release of Ollama that has what is here; clients refuse old ones (VS Code Copilot: below 0.6.4)
+NO_TIME = ("0", "0s", "0m", "0h", "0ms")
+NEVER_S = 100 * 365 * 86400
 
 
 def _common(f: Fields) -> dict[str, Any]:
@@ -69,6 +75,27 @@ def generate(body: Mapping[str, Any]) -> Ask:
     system = f.text("system")
     messages = ({"role": "system", "content": system},) if system else ()
     return Ask(messages=(*messages, {"role": "user", "content": prompt}), prompts=(prompt,), **common)
+
+
+# --- load and unload -------------------------------------------------------------------------------------------------------
+
+def _loaded(f: Fields, meta: Meta, empty: dict[str, Any]) -> dict[str, Any]:
+    """The model is always there: a request to load it, or with keep_alive 0 to unload it, is answered and changes nothing."""
+    keep = f.get("keep_alive", (int, float, str), "a number of seconds or a duration such as 5m")
+    unload = keep in NO_TIME if isinstance(keep, str) else keep == 0 and keep is not None
+    return {**_head(meta), **empty, "done": True, "done_reason": "unload" if unload else "load"}
+
+
+def chat_loaded(body: Mapping[str, Any], meta: Meta) -> dict[str, Any] | None:
+    """The answer to POST /api/chat without messages, which asks for no text; None for all others."""
+    f = Fields(body)
+    return None if f.array("messages") else _loaded(f, meta, {"message": {"role": "assistant", "content": ""}})
+
+
+def generate_loaded(body: Mapping[str, Any], meta: Meta) -> dict[str, Any] | None:
+    """The answer to POST /api/generate without a prompt, which asks for no text; None for all others."""
+    f = Fields(body)
+    return None if f.text("prompt") or f.text("suffix") else _loaded(f, meta, {"response": ""})
 
 
 # --- responses ---------------------------------------------------------------------------------------------------------------
@@ -152,14 +179,22 @@ def _details(card: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tags(card: Mapping[str, Any]) -> dict[str, Any]:
-    """GET /api/tags and /api/ps."""
+    """GET /api/tags."""
     return {"models": [{"name": card["id"], "model": card["id"], "modified_at": _time(card["created"]),
                         "size": card.get("size", 0),
                         "digest": card.get("digest", ""), "details": _details(card), "context_length": card["ctx"]}]}
 
 
-def show(card: Mapping[str, Any]) -> dict[str, Any]:
-    """POST /api/show."""
-    return {"details": _details(card), "model_info": {"general.architecture": card.get("arch", ""),
-                                                      f"{card.get('arch', '')}.context_length": card["ctx"]},
-            "capabilities": ["completion", "tools"], "modified_at": _time(card["created"])}
+def running(card: Mapping[str, Any]) -> dict[str, Any]:
+    """GET /api/ps: the one model, which stays."""
+    return {"models": [{**tags(card)["models"][0], "expires_at": _time(card["created"] + NEVER_S), "size_vram": 0}]}
+
+
+def show(card: Mapping[str, Any], prompter: Prompter) -> dict[str, Any]:
+    """POST /api/show. Editors read the context and what the model can do from it."""
+    arch, template = card.get("arch", ""), choose_template(prompter.templates)
+    can = {"completion": True, "tools": template is not None, "insert": prompter.fills,
+           "thinking": template is not None and reasoning_tags(template) is not None}
+    return {"details": _details(card), "modified_at": _time(card["created"]), "license": "", "modelfile": "",
+            "parameters": f"num_ctx {card['ctx']}", "template": template or "", "capabilities": [name for name, has in can.items() if has],
+            "model_info": {"general.architecture": arch, "general.basename": card["id"], f"{arch}.context_length": card["ctx"]}}

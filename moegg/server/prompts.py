@@ -125,17 +125,30 @@ class Prompter:
                 raise bad(f"chat_template_kwargs: {name!r:.40}: holds a special token", "chat_template_kwargs")
         return dict(ask.variables)
 
-    def _infill(self, prefix: str | tuple[int, ...], suffix: str) -> Prompt:
-        before = list(prefix) if isinstance(prefix, tuple) else self.tokenizer.encode(prefix)
-        after = self.tokenizer.encode(suffix)
+    @cached_property
+    def _holes(self) -> tuple[list[list[int]], bool] | None:
+        """The ids of the model's fill-in-the-middle marks, and whether the suffix stands first; None if it has none."""
         for names, suffix_first in FIM:
             marks = [self._special(name) for name in names]
             if None not in marks:
-                a, b, c = marks
-                ids = [*b, *after, *a, *before] if suffix_first else [*a, *before, *b, *after, *c]
-                ends = frozenset(i for mark in (*marks, *map(self._special, FIM_ENDS)) for i in mark or ())
-                return Prompt(self._checked(tuple(self.tokenizer.prefix_ids + ids)), raw=True, ends=ends)
-        raise bad("suffix: this model has no fill-in-the-middle tokens", "suffix", "unsupported")
+                return marks, suffix_first
+        return None
+
+    @property
+    def fills(self) -> bool:
+        """Whether the model fills in the middle."""
+        return self._holes is not None
+
+    def _infill(self, prefix: str | tuple[int, ...], suffix: str) -> Prompt:
+        before = list(prefix) if isinstance(prefix, tuple) else self.tokenizer.encode(prefix)
+        after = self.tokenizer.encode(suffix)
+        if self._holes is None:
+            raise bad("suffix: this model has no fill-in-the-middle tokens", "suffix", "unsupported")
+        marks, suffix_first = self._holes
+        a, b, c = marks
+        ids = [*b, *after, *a, *before] if suffix_first else [*a, *before, *b, *after, *c]
+        ends = frozenset(i for mark in (*marks, *map(self._special, FIM_ENDS)) for i in mark or ())
+        return Prompt(self._checked(tuple(self.tokenizer.prefix_ids + ids)), raw=True, ends=ends)
 
     def _special(self, name: str) -> list[int] | None:
         ids = self.tokenizer.encode(name, special=True) if name else []

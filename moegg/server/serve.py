@@ -14,6 +14,7 @@ from typing import Any
 
 from waitress import wasyncore
 from waitress.channel import HTTPChannel
+from waitress.parser import HTTPRequestParser, ParsingError
 from waitress.server import create_server
 from waitress.task import ErrorTask
 
@@ -23,6 +24,7 @@ from moegg.server.problem import Problem
 
 SPARE_THREADS = 16          # for requests that do not wait for the engine
 MAX_CONNECTIONS = 512
+SPARE_CONNECTIONS = 16
 BACKLOG = 128
 DRAIN_S = 3.0
 
@@ -42,8 +44,27 @@ class _Refusal(ErrorTask):
         self.write(body)
 
 
+class _Parser(HTTPRequestParser):
+    def parse_header(self, header_plus: bytes) -> None:
+        """Headers that Python cannot take, such as a length of 5,000 digits, are a 400 like others that make no sense."""
+        try:
+            super().parse_header(header_plus)
+        except ValueError as e:
+            raise ParsingError("a header is invalid") from e
+
+
 class _Channel(HTTPChannel):
     error_task_class = _Refusal
+    parser_class = _Parser
+
+    def __init__(self, server: Any, *args: Any, **options: Any):
+        """Where nearly all connections are in use, the one that has been silent longest, and asked for nothing, makes room."""
+        super().__init__(server, *args, **options)
+        held = list(server.active_channels.values())
+        if len(held) > MAX_CONNECTIONS - SPARE_CONNECTIONS:
+            silent = [c for c in held if c is not self and not (c.requests or c.total_outbufs_len or c.will_close)]
+            if silent:
+                min(silent, key=lambda c: c.last_activity).will_close = True
 
 
 class Server:

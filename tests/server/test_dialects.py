@@ -257,6 +257,34 @@ def test_ollama_chat_and_generate(serve):
             assert status == 400 and isinstance(r["error"], str)
 
 
+@pytest.mark.parametrize("path, body, reason", [
+    ("/api/generate", {"model": "m"}, "load"), ("/api/generate", {"prompt": "", "keep_alive": "5m", "stream": True}, "load"),
+    ("/api/chat", {"model": "m"}, "load"), ("/api/chat", {"messages": [], "keep_alive": -1}, "load"),
+    ("/api/generate", {"keep_alive": 0}, "unload"), ("/api/chat", {"messages": [], "keep_alive": "0s"}, "unload")])
+def test_ollama_requests_without_a_prompt_load_the_model_and_write_nothing(serve, path, body, reason):
+    """Clients send them when they start; an answer to an empty prompt could go on to the end of the context."""
+    with serve("hello") as s:
+        status, r = s.client.post(path, body)
+        assert status == 200 and r["done"] is True and r["done_reason"] == reason and not s.engine.passes
+        assert (r["response"] if path.endswith("generate") else r["message"]["content"]) == ""
+        assert s.client.post(path, body | {"keep_alive": []})[0] == 400
+
+
+@pytest.mark.parametrize("template, can", [(TEMPLATE, ["completion", "tools"]), (THINKING, ["completion", "tools", "thinking"]),
+                                           (None, ["completion"])])
+def test_what_ollama_clients_ask_before_they_list_a_model(serve, template, can):
+    """Editors refuse servers older than 0.6.4, and take context and abilities from show; dashboards want to know when it leaves."""
+    with serve("hello", template=template, info={"arch": "tiny", "size": 5}) as s:
+        version = s.client.get("/api/version")[1]["version"]
+        assert [int(x) for x in version.split(".")] >= [0, 6, 4]
+        r = s.client.post("/api/show", {"model": "tiny"})[1]
+        assert r["capabilities"] == can and r["template"] == (template or "")
+        assert r["model_info"] == {"general.architecture": "tiny", "general.basename": "tiny", "tiny.context_length": 256}
+        tag, = s.client.get("/api/tags")[1]["models"]
+        run, = s.client.get("/api/ps")[1]["models"]
+        assert run == tag | {"expires_at": run["expires_at"], "size_vram": 0} and tag["size"] == 5 and run["expires_at"] > "2100"
+
+
 def test_ollama_generate_without_a_template_continues_and_silence_gives_empty_lines(serve):
     with serve("hello", template=None, ping_s=0.05) as s:
         s.engine.gate = threading.Event()

@@ -96,3 +96,14 @@ def test_a_tool_without_named_parameters_takes_any_object(tokenizer):
     free = {"type": "function", "function": {"name": "free", "parameters": {"type": "object"}}}
     text = random_walk(tokenizer, Grammars(tokenizer, VOCAB).start(Ask(tools=(free,), tool_choice="required"), tools.FUNCTION, None), 3)
     assert tools.FUNCTION.message(text, (free,)).calls[0].name == "free"
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+                                    {"enum": []}, {"type": "integer", "minimum": 5, "maximum": 4}, {"$ref": "#/nowhere"},
+                                    {"$ref": "http://127.0.0.1:1/x"}, {"type": "string", "pattern": "(a"}, {"type": "no"}])
+def test_a_schema_that_nothing_satisfies_is_a_400_before_the_answer(serve, schema):
+    """A schema that refers to itself alone allowed no token at all, which was reported as a fault of the model."""
+    with serve("hello") as s:
+        status, r = s.client.chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}, stream=True)
+        assert status == 400 and r["error"]["code"] == "invalid_schema" and r["error"]["param"] == "response_format"
+        assert not s.engine.passes and s.client.chat()[0] == 200

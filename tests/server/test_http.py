@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from moegg.server import serve as http_server
 from moegg.server.guard import Policy, host_name
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
@@ -124,7 +125,7 @@ def test_errors_have_the_form_of_their_dialect(serve):
         assert s.client.post("/v1/messages", {})[1] == {"type": "error",
                                                         "error": {"type": "invalid_request_error",
                                                                   "message": "messages: got none, expected at least one"}}
-        assert set(s.client.post("/api/chat", {})[1]) == {"error"}
+        assert set(s.client.post("/api/chat", {"messages": 1})[1]) == {"error"}
 
 
 def test_head_keep_alive_chunked_and_expect(serve):
@@ -154,6 +155,35 @@ def test_a_malformed_request_is_a_json_error(serve):
         sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nbad header\r\n\r\n")
         head, _, body = b"".join(iter(lambda: sock.recv(65536), b"")).partition(b"\r\n\r\n")
         assert b" 400 " in head and json.loads(body)["error"]["code"] == "invalid_http_request"
+
+
+@pytest.mark.parametrize("line", [b"Content-Length: " + b"9" * 5000, b"Content-Length: -1", b"Content-Length: 2\r\nContent-Length: 3"])
+def test_a_length_that_is_no_number_is_a_400_and_nothing_on_stderr(serve, line, capfd):
+    """Python refuses to convert more than 4,300 digits: the connection was closed without an answer."""
+    with serve() as s, socket.create_connection(("127.0.0.1", s.client.port), timeout=60) as sock:
+        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n" + line + b"\r\n\r\n")
+        head, _, body = b"".join(iter(lambda: sock.recv(65536), b"")).partition(b"\r\n\r\n")
+        assert b" 400 " in head and json.loads(body)["error"]["code"] == "invalid_http_request"
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("coding, status", [("gzip", 415), ("zstd", 415), ("identity", 200), ("", 200)])
+def test_a_compressed_body_is_refused_by_name(serve, coding, status):
+    with serve() as s:
+        got, r = s.client.post("/v1/chat/completions", CHAT, headers={"Content-Encoding": coding})
+    assert got == status and (status == 200 or r["error"]["type"] == "invalid_request_error" and coding in r["error"]["message"])
+
+
+def test_silent_connections_make_room_for_new_ones(serve, monkeypatch):
+    """As many as the server takes, none of which says anything: the next client would have waited until they time out."""
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 40)
+    with serve("hello") as s:
+        silent = [socket.create_connection(("127.0.0.1", s.client.port), timeout=60) for _ in range(60)]
+        for sock in silent[::2]:
+            sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        assert s.client.chat()[0] == 200 and len(s.server._http.active_channels) <= 40
+        for sock in silent:
+            sock.close()
 
 
 def test_many_slow_connections_do_not_block_others(serve):
