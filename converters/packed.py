@@ -7,6 +7,7 @@ MLX scale * q + bias per group, or row_alpha * (q - 1), all in f32.
 Refuses scales whose shape does not fit, and MXFP4 scales of 255 (NaN). Sources: DeepSeek-V3's and Qwen's FP8 releases, gpt-oss,
 mlx.core.quantize, deepgrove's Maple.
 """
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -100,7 +101,8 @@ def _fp8(name: str, tensors: Mapping[str, Any], how: Mapping[str, Any], where: s
     t = tensors[name]
     if t.dtype != "F8_E4M3" or len(t.shape) < 2:
         return None
-    scale = next((name + s for s in ("_scale_inv", "_scale") if name + s in tensors), None)
+    whole = re.sub(r"\.shards?[._]\d+\.weight$", ".weight", name)      # shards of one table share a scale
+    scale = next((s for s in (f"{name}_scale_inv", f"{name}_scale", f"{whole}_scale") if s in tensors), None)
     if scale is None:
         raise FormatError(f"{where}: tensor {name!r} is in FP8, but {name + '_scale_inv'!r} is missing", "source-scales")
     s, tile = tensors[scale], how.get("weight_block_size")

@@ -14,11 +14,13 @@ from typing import Any
 from moegg.arch import ConfigReader, Gqa, Layer, Mlp, Model, Norm, PerLayerInputs, Rope, Src, Tensor
 from moegg.errors import UnsupportedModel
 
-HARMLESS = (  # keys of released configs that change nothing in a text forward pass; token ids are the tokenizer's business
+HARMLESS = (  # keys of released configs that change nothing in a text forward pass; token ids are the tokenizer's business,
+              # how weights are packed is the converter's
     "architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "_attn_implementation",
     "attn_implementation", "initializer_range", "use_cache", "cache_implementation", "attention_dropout", "pretraining_tp",
     "output_router_logits", "router_aux_loss_coef", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id",
     "is_llama_config", "transformers.js_config", "unsloth_version", "unsloth_fixed", "auto_map",
+    "quantization", "quantization_config",
 )
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")   # read by gguf_decoder()
 IGNORED = ("*.rotary_emb.inv_freq", "lm_head.weight", *ROPE_TENSORS)    # lm_head: some tied checkpoints repeat the embedding

@@ -25,7 +25,7 @@ def describe(cfg: ConfigReader) -> Model:
     n, top_k, width = m.moe_sizes(("num_local_experts", "num_experts"), ("num_experts_per_tok", "experts_per_token"), "intermediate_size")
     cfg.expect("swiglu_limit", 7.0)
     cfg.expect("hidden_act", "silu")
-    cfg.ignore("initial_context_length", "quantization_config")
+    cfg.ignore("initial_context_length")
 
     def attention(i: int) -> Any:
         sinks = m.tensor(i, "attn.sinks", (m.n_head,), "bias", "self_attn.sinks", "attn_sinks.weight")

@@ -97,6 +97,16 @@ def test_scales_per_row_in_bf16_and_powers_of_two_in_e8m0():
     assert quant == "fp8_128" and same(x, want.astype(np.float32))
 
 
+def test_the_shards_of_a_table_share_its_one_scale():
+    """Qwen3.8-Flash-Next-FP8: 'is in FP8, but shard_0.weight_scale_inv is missing', at a table of 128 shards."""
+    q, d = codes(np.random.default_rng(6), 70, 160), np.float32(0.0123)
+    table = Folder(**{"t.shard_0.weight": ("F8_E4M3", q[:40]), "t.shard_1.weight": ("F8_E4M3", q[40:]), "t.weight_scale": ("F32", np.array([d]))})
+    want = np.vectorize(e4m3, otypes=["f4"])(q) * d
+    for i, part in enumerate((want[:40], want[40:])):
+        quant, x = table.values(FP8, f"t.shard_{i}.weight")
+        assert quant == "fp8_32" and same(x, part)
+
+
 @pytest.mark.parametrize("scale", [np.ones((1, 3), "<f4"), np.ones((8, 2), "<f4"), np.ones((2, 2, 1), "<f4"), np.ones(3, "<f4")])
 def test_scales_of_another_shape_are_refused_and_not_broadcast(scale):
     """G6."""
