@@ -123,9 +123,9 @@ class Timelines:
         if not sound:
             timeline.session.rewind(0)
 
-    def save(self) -> bool:
+    def save(self, wait_s: float = 0.0) -> bool:
         """One step towards having every idle conversation in a file, if there is a folder for them; False if nothing is left."""
-        return self.shelf.save(t.session for t in self.idle())
+        return self.shelf.save((t.session for t in self.idle()), wait_s)
 
     def clear(self) -> None:
         """Gives the memory of all idle timelines back, and that of the shelf."""

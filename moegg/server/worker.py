@@ -232,7 +232,7 @@ class Worker:
         for job in left:
             self._end(job, Failed(Problem(503, "the server is stopping", code="stopping", headers={"Retry-After": "5"})))
         end = time.monotonic() + SAVE_AT_STOP_S
-        while time.monotonic() < end and self._timelines.save():
+        while (left := end - time.monotonic()) > 0 and self._timelines.save(left):
             pass
 
     def _rest(self) -> None:

@@ -170,6 +170,43 @@ def test_nothing_is_saved_where_there_is_no_room_and_the_server_goes_on(engine, 
         Archive(tmp_path / "file", KEY, MIB)
 
 
+def test_a_slow_disk_delays_no_answer_and_takes_no_more_memory(engine, tokenizer, tmp_path, monkeypatch):
+    """The archive was written in the thread that writes the answers."""
+    gate, write = threading.Event(), Archive.write
+
+    def slow(self, snapshot):
+        assert gate.wait(60)
+        return write(self, snapshot)
+    monkeypatch.setattr(Archive, "write", slow)
+    prompts = [ids(150, n) for n in range(4, 11)]
+    budget = 4 * engine.session().saved_bytes(170)
+    shelf = Shelf(budget, Archive(tmp_path, KEY, 256 * MIB))
+    with serving(engine, tokenizer, parallel=1, shelf=shelf) as s:
+        texts = [ask(s, p)[0] for p in prompts]
+        assert shelf._pen and shelf._pen.is_alive() and 2 <= len(shelf.entries) and shelf.nbytes <= budget
+        gate.set()
+        until(lambda: list(tmp_path.glob("*.session")))
+        assert ask(s, prompts[-2] + [5, 6])[1] >= 149
+    assert texts == [fresh(engine, tokenizer, p) for p in prompts]
+    assert shelf._pen is None and len(list(tmp_path.glob("*.session"))) >= 3
+
+
+def test_a_state_that_is_continued_while_it_is_written_keeps_its_file(engine, tokenizer, tmp_path, monkeypatch):
+    gate, write = threading.Event(), Archive.write
+    monkeypatch.setattr(Archive, "write", lambda self, snapshot: gate.wait(60) and write(self, snapshot))
+    archive = Archive(tmp_path, KEY, 256 * MIB)
+    shelf, a, b = Shelf(32 * MIB, archive), engine.session(), engine.session()
+    a.sync(A)
+    assert shelf.save([a]) and not list(tmp_path.iterdir())
+    entry, = shelf.entries
+    assert shelf.give(entry, b) and b.tokens == A and shelf.nbytes == shelf._pen.snapshot.nbytes
+    gate.set()
+    while shelf.save([], wait_s=60):
+        pass
+    assert [e.file for e in shelf.entries] == list(archive.files) and len(archive.files) == 1
+    assert shelf.give(shelf.entries[0], a) and a.tokens == A
+
+
 def test_partial_files_of_a_crash_go_and_those_of_a_writer_stay(tmp_path):
     for name, age in (("a.session.1.partial", 10_000), ("b.session.2.partial", 0)):
         (tmp_path / name).write_bytes(b"x")
