@@ -1,6 +1,6 @@
 """Finds the module of an architecture: built-ins in moegg/models, and entry points of the group "moegg.models".
 
-An entry point's name is its architecture ("my-arch"), its value a module with the same four names as a built-in
+An entry point's name is its architecture ("my-arch"), its value a module with the same names as a built-in
 (moegg/models/README.md). It is imported only when asked for: by name, or when no built-in knows a class name. Files never cause
 code to load. MOEGG_PLUGINS=0 switches entry points off. Two owners of one architecture are an error that names both.
 """
@@ -13,6 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 
 from moegg import models
+from moegg.arch import Chat
 from moegg.errors import FormatError, UnsupportedModel
 
 GROUP = "moegg.models"
@@ -91,6 +92,15 @@ def find_gguf(name: str, experts: bool) -> ModuleType:
     """
     sparse = f"{name}+experts"
     return find(gguf=sparse if experts and any(sparse in _known(m, "gguf") for m in _builtins().values()) else name)
+
+
+def chats(arch: str) -> tuple[Chat, ...]:
+    """What a module declares of its families' chat models; nothing for an unknown architecture or a module without CHAT."""
+    try:
+        declared = getattr(find(arch=arch), "CHAT", ())
+    except UnsupportedModel:
+        return ()
+    return declared if isinstance(declared, tuple) else (declared,)
 
 
 def _known(module: ModuleType, kind: str) -> tuple[str, ...]:

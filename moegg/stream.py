@@ -1,6 +1,6 @@
 """What happens to generated text on its way out: ids to text, stop strings, and reasoning kept apart from the answer.
 
-Owns three small state machines with one rule in common: whatever the chunks, the pieces joined equal what the whole text
+Owns four small state machines with one rule in common: whatever the chunks, the pieces joined equal what the whole text
 gives. So a caller may stream or collect, and gets the same. Each does amortised O(1) work per character.
 Refuses: knowing tokens' meaning (moegg/tokenizer.py), sampling (moegg/sampler.py), and every wire format.
 """
@@ -13,7 +13,7 @@ from moegg.errors import BadRequest
 
 # (opening, closing) tags of reasoning text, as the templates of known models spell them
 REASONING_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"),
-                  ("<|START_THINKING|>", "<|END_THINKING|>"))
+                  ("<|START_THINKING|>", "<|END_THINKING|>"), ("<|channel>thought", "<channel|>"))
 
 
 class StreamDecoder:
@@ -144,6 +144,61 @@ class ReasoningSplitter:
             text = text.lstrip()
             self._trim = not text
         return "", text
+
+
+class Unwrapper:
+    """Drops the tags that some models put around the answer behind their reasoning.
+
+    The rule: an answer that begins with `opening` (blank space aside) loses it, and `closing` where nothing but blank space follows
+    up to the end, with the blank space at both. Any other answer is kept to the letter.
+    """
+
+    def __init__(self, opening: str, closing: str):
+        self._opening, self._closing = opening, closing
+        self._step = self._begin
+        self._buffer = ""
+
+    def push(self, text: str) -> str:
+        """The text that is certain to be the answer's."""
+        self._buffer += text
+        return self._step()
+
+    def flush(self) -> str:
+        """What was held back, once no more text comes."""
+        rest, self._buffer = self._buffer, ""
+        if self._step == self._inside and rest.rstrip().endswith(self._closing):
+            return rest.rstrip().removesuffix(self._closing).rstrip()
+        return rest
+
+    def _begin(self) -> str:
+        text = self._buffer.lstrip()
+        if text.startswith(self._opening):
+            self._buffer, self._step = text[len(self._opening):], self._first
+            return self._first()
+        if self._opening.startswith(text):      # not decided yet
+            return ""
+        self._step = self._plain
+        return self._plain()
+
+    def _plain(self) -> str:
+        text, self._buffer = self._buffer, ""
+        return text
+
+    def _first(self) -> str:
+        self._buffer = self._buffer.lstrip()
+        if not self._buffer:
+            return ""
+        self._step = self._inside
+        return self._inside()
+
+    def _inside(self) -> str:
+        text = self._buffer
+        body = text.rstrip().removesuffix(self._closing)
+        if len(body) == len(text.rstrip()):
+            body = text[:len(text) - held(text, (self._closing,))]
+        body = body.rstrip()
+        self._buffer = text[len(body):]
+        return body
 
 
 def split_reasoning(text: str, opening: str = "<think>", closing: str = "</think>", started: bool = False) -> tuple[str, str]:

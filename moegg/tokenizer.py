@@ -89,9 +89,11 @@ class Finder:
 
 class Tokenizer:
     """vocab_size: ids the model has. bos_id: int or None. eos_ids: ids that end a turn. turn_ids: ids that open another one.
-    special_ids: ids not shown to users. named: {'bos_token': '<s>', ...} for templates."""
+    declared: those of eos_ids that the model's own files name. special_ids: ids not shown to users. named: {'bos_token': '<s>', ...}
+    for templates."""
 
-    def __init__(self, backend: _Fast | _SentencePiece, config: Mapping[str, Any], vocab_size: int, eos_ids: Iterable[int] = ()):
+    def __init__(self, backend: _Fast | _SentencePiece, config: Mapping[str, Any], vocab_size: int, eos_ids: Iterable[int] = (),
+                 ends: Iterable[str] = ()):
         reader = _reader(config)
         self._backend = backend
         self.vocab_size = vocab_size
@@ -100,12 +102,12 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, t in added.items() if t.special)
         self.bos_id = backend.find(self.named["bos_token"]) if "bos_token" in self.named else None
         special = {added[i].content: i for i in self.special_ids}
-        ends = {special[name] for name in END_OF_TURN & special.keys()}
-        if (end := backend.find(self.named.get("eos_token", ""))) is not None:
-            ends.add(end)
+        found = {special[name] for name in END_OF_TURN & special.keys()} | {i for name in ends if (i := backend.find(name)) is not None}
+        end = backend.find(self.named.get("eos_token", ""))
         if {"<|return|>", "<|call|>"} <= special.keys() or {"<|calls|>", "<|flush|>"} <= special.keys():
-            ends.discard(special.get("<|end|>"))    # there it closes a message inside a turn, as in harmony
-        self.eos_ids = frozenset(ends | set(eos_ids))
+            found.discard(special.get("<|end|>"))    # there it closes a message inside a turn, as in harmony
+        self.declared = frozenset({*eos_ids, end} - {None})
+        self.eos_ids = self.declared | found
         self.turn_ids = frozenset(special[name] for name in TURN_MARKERS & special.keys()) - self.eos_ids
         add_bos = reader.bool("add_bos_token", default=backend.default_bos)
         self.prefix_ids = backend.prefix if add_bos is None else [self.bos_id] if add_bos and self.bos_id is not None else []
@@ -115,17 +117,18 @@ class Tokenizer:
 
     @classmethod
     def from_sections(cls, tokenizer: bytes, media: str, tokenizer_config: Mapping[str, Any] | None, vocab_size: int,
-                      eos_ids: Iterable[int] = ()) -> Tokenizer:
-        """From a container's bytes. `eos_ids`: those of config.json and generation_config.json, see eos_ids_of.
+                      eos_ids: Iterable[int] = (), ends: Iterable[str] = ()) -> Tokenizer:
+        """From a container's bytes. `eos_ids`: those of config.json and generation_config.json, see eos_ids_of. `ends`: tokens that
+        end turns besides, as far as there are such.
 
         Raises FormatError for damaged bytes, UnsupportedModel for a kind of tokenizer that moegg cannot decode.
         """
         config = tokenizer_config or {}
         with _library("cannot be used"):
             if media == SENTENCEPIECE_MEDIA:
-                return cls(_SentencePiece(tokenizer, config), config, vocab_size, eos_ids)
+                return cls(_SentencePiece(tokenizer, config), config, vocab_size, eos_ids, ends)
             if media == JSON_MEDIA:
-                return cls(_Fast(tokenizer), config, vocab_size, eos_ids)
+                return cls(_Fast(tokenizer), config, vocab_size, eos_ids, ends)
         raise UnsupportedModel(f"tokenizer: unknown media type: got {media!r}, expected {JSON_MEDIA} or {SENTENCEPIECE_MEDIA}",
                                "tokenizer-media")
 
@@ -153,6 +156,10 @@ class Tokenizer:
             at, strip = stop, bool(token and token.rstrip)
         ids += self._segment(text[at:].replace(marker, ""), at == 0, strip, False)
         return self._in_model(ids)
+
+    def id_of(self, text: str) -> int | None:
+        """The id of the token with exactly this text; None if there is none."""
+        return self._backend.find(text)
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """Text of `ids`; skip_special leaves out special tokens only. Ids between the tokenizer's and the model's size: ''."""

@@ -414,20 +414,38 @@ def test_a_file_without_tokenizer_is_refused_with_advice(call, qwen3_moe_folder,
     assert call("forward", tmp_path / "x.moegg", "--tokens", "1", "-o", tmp_path / "y")[0] == 0
 
 
-def test_a_model_without_template_continues_and_has_no_system(call, qwen3_moe_folder, tmp_path):
-    source = tmp_path / "base"
-    source.mkdir()
-    for p in qwen3_moe_folder.iterdir():
+def without_template(folder, target, eos, text):
+    """A copy of a source folder that has no chat template and declares one end of text."""
+    target.mkdir()
+    for p in folder.iterdir():
         if "template" not in p.name:
             data = p.read_bytes()
-            if p.name == "tokenizer_config.json":
-                data = json.dumps({k: v for k, v in json.loads(data).items() if k != "chat_template"}).encode()
-            (source / p.name).write_bytes(data)
+            if "config" in p.name:
+                config = {k: v for k, v in json.loads(data).items() if k != "chat_template"}
+                data = json.dumps(config | ({"eos_token": text} if p.name == "tokenizer_config.json" else {"eos_token_id": eos})).encode()
+            (target / p.name).write_bytes(data)
+    return target
+
+
+def test_a_model_without_template_continues_and_has_no_system(call, qwen3_moe_folder, tmp_path):
     file = tmp_path / "base.moegg"
-    assert call("convert", source, "-o", file, "--quant", "q8")[0] == 0
+    assert call("convert", without_template(qwen3_moe_folder, tmp_path / "base", 2, "<|endoftext|>"), "-o", file, "--quant", "q8")[0] == 0
     assert answer(call, file, "x", "--max-tokens", "2")["stats"]["prompt_tokens"] == 1
     code, _, err = call("run", file, "x", "--system", "s")
     assert code == 2 and "no chat template" in err
+    assert "template    none: text is continued" in call("inspect", file)[1]
+
+
+def test_a_chat_model_without_template_gets_its_familys_and_is_told_so(call, qwen3_moe_folder, tmp_path):
+    """Its tokenizer ends text with the end of a turn, which no base model does; --raw is the way around."""
+    file = tmp_path / "chat.moegg"
+    assert call("convert", without_template(qwen3_moe_folder, tmp_path / "chat", 4, "<|im_end|>"), "-o", file, "--quant", "q8")[0] == 0
+    code, out, err = call("run", file, "x", "--system", "s", "--json", "--max-tokens", "2")
+    assert code == 0 and json.loads(out)["stats"]["prompt_tokens"] > 6 and "that of its family (qwen3-moe) is used" in err
+    assert answer(call, file, "x", "--raw", "--max-tokens", "2")["stats"]["prompt_tokens"] == 1
+    chat = json.loads(call("inspect", file, "--json")[1])["chat"]
+    assert chat == {"template": "of its family, qwen3-moe; the file has none", "calls": "tags", "reasoning": "<think> </think>",
+                    "ends": "<|endoftext|> <|im_end|> <|im_start|>"}
 
 
 def test_ctrl_c_during_an_answer_keeps_what_was_said(qwen3_moe_file):

@@ -45,7 +45,7 @@ LAYERS = {
     "moegg.converters": May(f"{BASE} quants arch kernels formats models registry tokenizer sampler hub converters",
                             "numpy tokenizers sentencepiece safetensors"),
     "moegg.engine": May(f"{BASE} quants arch kernels registry io planner sampler formats engine", "numpy cython cpython libc posix"),
-    "moegg.server": May(f"{BASE} stream tokenizer chat sampler engine server", "numpy bottle waitress llguidance blake3"),
+    "moegg.server": May(f"{BASE} arch stream tokenizer chat sampler engine server", "numpy bottle waitress llguidance blake3"),
     "moegg.commands": May("*", "docopt numpy tqdm"),
     "moegg.cli": May("*"),
     "moegg.__main__": May("*"),

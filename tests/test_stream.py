@@ -8,6 +8,7 @@ from moegg.stream import (
     ReasoningSplitter,
     StopMatcher,
     StreamDecoder,
+    Unwrapper,
     held,
     reasoning_started,
     reasoning_tags,
@@ -139,6 +140,16 @@ def test_tag_split_over_chunks_does_not_leak():
     assert splitter.push("abc</thi") == ("abc", "")
     assert splitter.push("nk>def") == ("", "def")
     assert splitter.flush() == ("", "")
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("<answer>\nyes\n</answer>", "yes"), (" <answer>yes</answer> \n", "yes"), ("<answer>a</answer> b</answer>", "a</answer> b"), ("<answer>cut off", "cut off"),
+    ("<answer>  </answer>", ""), ("<answer>a\n\n b </ans", "a\n\n b </ans"), ("yes</answer>", "yes</answer>"), (" <answe", " <answe"), ("", ""), ("\n yes ", "\n yes "),
+    ("<answer>a</answer></answer>", "a</answer>"), ("<answer><answer>a</answer>", "<answer>a")])
+def test_tags_around_an_answer_are_dropped_wherever_it_is_cut(text, expected):
+    for size in (1, 2, 3, 7, 99):
+        unwrapper = Unwrapper("<answer>", "</answer>")
+        assert "".join(unwrapper.push(text[i:i + size]) for i in range(0, len(text), size)) + unwrapper.flush() == expected
 
 
 def test_other_tags_and_what_the_template_knows():

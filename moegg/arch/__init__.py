@@ -6,6 +6,7 @@ D hidden size, H/Hkv query/KV heads, Dh head dim, F width, E experts, K top-k, V
 A new architecture of known kinds is one module; a new kind of block is a kernel, a state rule, a reference and a decision.
 """
 from moegg.arch.blocks import Gqa, Indexer, Mlp, Norm, PerLayerGate, PerLayerInputs
+from moegg.arch.chat import Chat, choose_chat
 from moegg.arch.config import F32_MAX, F32_MIN, I32_MAX, ConfigReader, fits_f32
 from moegg.arch.mixers import PAST_MAX, SCAN_MAX, Conv, DeltaNet, Lightning, LowRank, Mamba, Mixer, ShortConv
 from moegg.arch.mla import Mla
@@ -15,7 +16,7 @@ from moegg.arch.rope import ROPE_TYPES, Rope, read_rope, rope_of
 from moegg.arch.streams import NGram, Ple, Streams, hash_multipliers, offsets_of, primes_from
 from moegg.arch.tensors import ROLES, Experts, Part, Src, Tensor
 
-__all__ = ["F32_MAX", "F32_MIN", "I32_MAX", "MAX_GROUPS", "PAST_MAX", "ROLES", "ROPE_TYPES", "SCAN_MAX", "ConfigReader", "Conv", "DeltaNet",
+__all__ = ["F32_MAX", "F32_MIN", "I32_MAX", "MAX_GROUPS", "PAST_MAX", "ROLES", "ROPE_TYPES", "SCAN_MAX", "Chat", "ConfigReader", "Conv", "DeltaNet",
            "Experts", "Gqa", "Indexer", "Layer", "Lightning", "LowRank", "Mamba", "Mixer", "Mla", "Mlp", "Model", "Moe", "NGram", "Norm",
-           "Part", "PerLayerGate", "PerLayerInputs", "Ple", "Rope", "Router", "ShortConv", "Src", "Streams", "Tensor", "fits_f32", "hash_multipliers",
+           "Part", "PerLayerGate", "PerLayerInputs", "Ple", "Rope", "Router", "ShortConv", "Src", "Streams", "Tensor", "choose_chat", "fits_f32", "hash_multipliers",
            "offsets_of", "primes_from", "read_rope", "rope_of", "walk"]

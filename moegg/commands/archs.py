@@ -3,8 +3,8 @@
 Usage: moegg archs [options]
 
 For each: the checkpoints it stands for (class names in config.json), what it is made of, how its
-sources are stored, and what of it is not supported. An architecture of another installed package is
-listed too.
+sources are stored and its chat models talk, and what is not supported. An architecture of another
+installed package is listed too.
 
 Options:
   --json                   print one JSON object
@@ -34,7 +34,7 @@ def main(args: dict[str, Any]) -> ExitStatus:
         return ExitStatus.OK
     for r in rows:
         print(printable(f"{r['name']}: {', '.join(r['classes'])}"))
-        for title, text in (("made of", ", ".join(r["kinds"])), ("sources", ", ".join(r["sources"])), ("not supported", r["not_supported"])):
+        for title, text in (("made of", ", ".join(r["kinds"])), ("sources", ", ".join(r["sources"])), ("chat", "; ".join(map(talk, r["chat"]))), ("not supported", r["not_supported"])):
             for line in textwrap.wrap(f"{title}: {text}", WIDTH, initial_indent="  ", subsequent_indent="    "):
                 print(printable(line))
     return ExitStatus.OK
@@ -46,7 +46,15 @@ def row(module: ModuleType) -> dict[str, Any]:
     missing = re.search(r"Not supported: (.*)", doc)
     return {"name": module.NAMES["arch"], "about": doc.split(" Source: ")[0], "classes": list(module.NAMES.get("hf", ())),
             "gguf": list(module.NAMES.get("gguf", ())), "kinds": list(dict.fromkeys(kinds(model))), "sources": list(dict.fromkeys(layouts(module, model))),
-            "not_supported": missing[1] if missing else ""}
+            "chat": [vars(chat) for chat in registry.chats(module.NAMES["arch"])], "not_supported": missing[1] if missing else ""}
+
+
+def talk(chat: dict[str, Any]) -> str:
+    """What a module declares of a family's chat models, in words."""
+    ends = " or ".join(chat["ends"])
+    return (f"{'turns with ' + ', '.join(chat['marks']) + ': ' if chat['marks'] else ''}calls {chat['calls']}"
+            + (f", reasoning {chat['reasoning'][0]}" if chat["reasoning"] else "")
+            + (f", ends {ends}" if ends else "") + (", a template for files without one" if chat["template"] else ""))
 
 
 def kinds(model: Model) -> Iterator[str]:

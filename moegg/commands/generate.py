@@ -12,23 +12,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from moegg.chat import encode_chat
 from moegg.commands.progress import bar
 from moegg.engine import Engine
 from moegg.errors import Cancelled
 from moegg.io.memory import peak_bytes
 from moegg.sampler import Sampler, SamplingParams, TokenLogprobs, logprobs
-from moegg.stream import ReasoningSplitter, StopMatcher, reasoning_started, reasoning_tags
-from moegg.tokenizer import Tokenizer
+from moegg.server.ask import Event, Text
+from moegg.server.talk import REASONING_SWITCHES, Talk
 
 PREFILL_BAR_AFTER_S = 1.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line chose. template None: raw continuation. logprobs None: none, else the number of alternatives."""
+    """What the command line chose. logprobs None: none, else the number of alternatives."""
     sampling: SamplingParams
-    template: str | None = None
     raw_specials: bool = False
     think: bool = True
     max_tokens: int | None = None
@@ -58,30 +56,28 @@ class Answer:
 
 
 class Speaker:
-    """A model that answers: engine, tokenizer and settings around one session, which keeps what successive prompts share.
+    """A model that answers: engine, talk and settings around one session, which keeps what successive prompts share.
 
-    show(kind, text) is called with kind 'text' or 'reasoning' as the answer grows.
+    Without a template in `talk` text is continued. show(kind, text) is called with kind 'text' or 'reasoning' as the answer grows.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, settings: Settings, show: Callable[[str, str], None]):
-        self.engine, self.tokenizer, self.settings, self._show = engine, tokenizer, settings, show
+    def __init__(self, engine: Engine, talk: Talk, settings: Settings, show: Callable[[str, str], None]):
+        self.engine, self.talk, self.tokenizer, self.settings, self._show = engine, talk, talk.tokenizer, settings, show
         self._session = engine.session()
         self._thread = ThreadPoolExecutor(1)
-        self._tags = reasoning_tags(settings.template)
-        self._ends = tokenizer.eos_ids | (tokenizer.turn_ids if settings.template else frozenset())
+        self._template = talk.template()
+        self._ends = talk.ends(self._template)
 
     # --- prompts --------------------------------------------------------------------------------------------------------
 
     @property
     def has_template(self) -> bool:
-        return self.settings.template is not None
+        return self._template is not None
 
     def chat_prompt(self, messages: Sequence[dict[str, Any]]) -> Prompt:
         """Messages through the chat template. Raises BadRequest."""
-        variables = {} if self.settings.think else {"enable_thinking": False}
-        ids = encode_chat(self.tokenizer, self.settings.template or "", messages, variables=variables)
-        thinking = bool(self._tags) and reasoning_started(self.tokenizer.decode(ids[-16:]), self._tags[0])
-        return Prompt(ids, thinking)
+        variables = {} if self.settings.think else dict.fromkeys(REASONING_SWITCHES, False)
+        return Prompt(*self.talk.prompt(self._template or "", messages, variables=variables))
 
     def raw_prompt(self, text: str, before: Sequence[int] = ()) -> Prompt:
         """Text to be continued, after the ids of what was said before."""
@@ -101,7 +97,8 @@ class Speaker:
     def _speak(self, prompt: Prompt, interrupt: "Interrupt") -> Answer:
         sampler = Sampler(self.settings.sampling)
         answer = Answer(len(prompt.ids), sampler.seed)
-        voice = _Voice(self.tokenizer, self.settings, self._tags, prompt, self._show)
+        voice = self.talk.voice(self._template, thinking=prompt.thinking, stops=self.settings.stop)
+        shown = Shown(self._show, self.settings.think)
         start = time.perf_counter()
         first = start
         try:
@@ -118,7 +115,8 @@ class Speaker:
                 answer.tokens.append(token)
                 if self.settings.logprobs is not None:
                     answer.logprobs.append(logprobs(logits, token, self.settings.logprobs))
-                if voice.push(token):
+                shown.add(voice.push(token))
+                if voice.ended:
                     answer.finish_reason = "stop"
                 elif interrupt.hit:
                     answer.finish_reason = "cancelled"
@@ -130,8 +128,8 @@ class Speaker:
                     self._session.eval(token)
         except Cancelled:
             answer.finish_reason = "cancelled"
-        voice.flush()
-        answer.text, answer.reasoning = "".join(voice.text), "".join(voice.reasoning)
+        shown.add(voice.finish())
+        answer.text, answer.reasoning = "".join(shown.text), "".join(shown.reasoning)
         if answer.tokens:
             answer.stats = _stats(synced, answer, start, prefilled, first, time.perf_counter())
             if self.engine.container.layers:
@@ -148,45 +146,21 @@ def _stats(synced: Any, answer: Answer, start: float, prefilled: float, first: f
             "first_token_s": first - start, "peak_memory_bytes": peak_bytes()}
 
 
-class _Voice:
-    """Ids to shown text: whole characters, reasoning apart, stop strings in the answer only and never shown."""
+class Shown:
+    """Collects a voice's events, and shows them; reasoning only if `think`."""
 
-    def __init__(self, tokenizer: Tokenizer, settings: Settings, tags: tuple[str, str] | None, prompt: Prompt,
-                 show: Callable[[str, str], None]):
-        keep = [i for i in tokenizer.special_ids if tags and tokenizer.token_bytes(i).decode("utf-8", "replace") in tags]
-        self._decoder = tokenizer.stream(continues=settings.template is None, keep=keep)
-        self._splitter = ReasoningSplitter(*tags, started=prompt.thinking) if tags else None
-        self._stops = StopMatcher(settings.stop)
-        self._think, self._show = settings.think, show
+    def __init__(self, show: Callable[[str, str], None], think: bool = True):
+        self._show, self._think = show, think
         self.text: list[str] = []
         self.reasoning: list[str] = []
 
-    def push(self, token: int) -> bool:
-        """Shows what the token completes; true if a stop string is met."""
-        text = self._decoder.push(token)
-        return self._out(*(self._splitter.push(text) if self._splitter else ("", text)))
-
-    def flush(self) -> None:
-        """Shows everything that was held back."""
-        text = self._decoder.flush()
-        if self._splitter:
-            self._out(*self._splitter.push(text))
-            self._out(*self._splitter.flush())
-        else:
-            self._out("", text)
-        self._tell("text", self.text, self._stops.flush())
-
-    def _out(self, reasoning: str, content: str) -> bool:
-        self._tell("reasoning", self.reasoning, reasoning)
-        shown, met = self._stops.push(content)
-        self._tell("text", self.text, shown)
-        return met
-
-    def _tell(self, kind: str, store: list[str], text: str) -> None:
-        if text:
-            store.append(text)
-            if kind == "text" or self._think:
-                self._show(kind, text)
+    def add(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Text):
+                kind = "text" if event.kind == "content" else "reasoning"
+                (self.text if kind == "text" else self.reasoning).append(event.text)
+                if kind == "text" or self._think:
+                    self._show(kind, event.text)
 
 
 class Interrupt:

@@ -21,16 +21,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from moegg import library
-from moegg.commands.opening import describe, open_container, section_json
+from moegg import library, registry
+from moegg.arch import I32_MAX
+from moegg.commands.opening import describe, open_container, open_tokenizer, section_json
 from moegg.commands.start import budget
 from moegg.engine.cpus import default_threads
 from moegg.engine.engine import plan_for
-from moegg.errors import ExitStatus, printable
+from moegg.errors import ExitStatus, MoeggError, printable
 from moegg.formats.container import Container
 from moegg.hub.address import is_address
 from moegg.io import profile as profiles
 from moegg.planner import FileSizes, MemoryPlan, tokens_per_s
+from moegg.server.talk import Talk
 from moegg.units import fmt_bytes, fmt_count
 
 
@@ -42,11 +44,12 @@ def main(args: dict[str, Any]) -> ExitStatus:
                       ram=budget(args)) if asked else None
     pace = speed(container, memory) if memory else None
     here = disk(container)
+    chat = conversation(container)
     if args["--json"]:
-        print(json.dumps(container.summary() | {"provenance": provenance} | ({"plan": memory.to_dict(), "speed": pace} if memory else {})
+        print(json.dumps(container.summary() | {"chat": chat} | {"provenance": provenance} | ({"plan": memory.to_dict(), "speed": pace} if memory else {})
                          | ({"disk": here} if here else {})))
         return ExitStatus.OK
-    lines = report(container, provenance)
+    lines = report(container, provenance) + ["", "chat", *(f"  {key:<11} {value}" for key, value in chat.items())]
     if memory:
         lines += ["", "memory", *(f"  {x}" for x in memory.lines()), "", "speed",
                   f"  about {pace['least']:.1f} tok/s if experts are used evenly, {pace['most']:.1f} if all that is wanted is in memory"
@@ -56,6 +59,23 @@ def main(args: dict[str, Any]) -> ExitStatus:
                   + ("" if here["needed"] <= here["free"] else ": not enough")]
     print("\n".join(map(printable, lines)))
     return ExitStatus.OK
+
+
+def conversation(c: Container) -> dict[str, str]:
+    """How the file's model talks, as far as that is known without reading more than header and index of a file on a hub."""
+    declared = registry.chats(c.arch)
+    if is_address(str(c.path)) or "tokenizer" not in c.sections:
+        return {"template": "in the file" if "chat_template" in c.sections else "none in the file",
+                "ends": " ".join(dict.fromkeys(end for chat in declared for end in chat.ends)) or "as the file says"}
+    try:
+        talk = Talk.of(open_tokenizer(c, I32_MAX), section_json(c, "chat_template"), declared)
+        template, ends = talk.template(), talk.ends(talk.template())
+        tags = talk.tags(template)
+        return {"template": {"file": "the file's", "family": f"of its family, {c.arch}; the file has none", "none": "none: text is continued"}[talk.source],
+                "calls": talk.form(template).name, "reasoning": " ".join(tags) if tags else "not told apart" if template is None else "by channels",
+                "ends": " ".join(sorted(talk.tokenizer.decode([i]) or f"id {i}" for i in ends))}
+    except MoeggError as e:
+        return {"template": f"cannot be used: {e}"}
 
 
 def disk(c: Container) -> dict[str, Any] | None:

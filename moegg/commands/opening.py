@@ -19,6 +19,7 @@ from moegg.commands.progress import bar
 from moegg.errors import BadRequest, FormatError, IOFailure, NotFound
 from moegg.formats.container import Container
 from moegg.hub.address import Address, is_address, parse_address
+from moegg.server.talk import Talk
 from moegg.tokenizer import Tokenizer, eos_ids_of
 from moegg.units import fmt_bytes
 
@@ -143,7 +144,17 @@ def open_tokenizer(container: Container, vocab: int) -> Tokenizer:
                        "tokenizer.json or tokenizer.model, or use 'moegg forward' with token ids", "tokenizer-missing")
     eos = eos_ids_of(section_json(container, "source_config"), section_json(container, "generation_config"))
     return Tokenizer.from_sections(container.read_section("tokenizer"), container.sections["tokenizer"].media,
-                                   section_json(container, "tokenizer_config"), vocab, eos)
+                                   section_json(container, "tokenizer_config"), vocab, eos,
+                                   [end for chat in registry.chats(container.arch) for end in chat.ends])
+
+
+def open_talk(container: Container, tokenizer: Tokenizer, template: Path | None = None) -> Talk:
+    """How the file's model talks, with another template if the user named one."""
+    own = {"default": read_text(template)} if template else section_json(container, "chat_template")
+    talk = Talk.of(tokenizer, own, registry.chats(container.arch))
+    if talk.borrowed:
+        log.info(f"the file has no chat template; that of its family ({container.arch}) is used, as its turns end with {talk.chat.ends[0]}")
+    return talk
 
 
 def read_text(path: Path) -> str:

@@ -45,12 +45,12 @@ from dataclasses import asdict
 from typing import Any
 
 from moegg import log
-from moegg.chat import choose_template
 from moegg.commands.chat_repl import Chat
 from moegg.commands.generate import Settings, Speaker
 from moegg.commands.opening import (
     describe,
     open_container,
+    open_talk,
     open_tokenizer,
     read_piped,
     read_stdin,
@@ -63,7 +63,7 @@ from moegg.commands.start import started
 from moegg.engine import Engine
 from moegg.errors import ExitStatus, UsageError
 from moegg.sampler import SamplingParams
-from moegg.tokenizer import Tokenizer
+from moegg.server.talk import Talk
 
 CONTINUATION_TOKENS = 200       # of an answer without a chat template: base models seldom end by themselves
 
@@ -73,8 +73,8 @@ def main(args: dict[str, Any]) -> ExitStatus:
     container = open_container(args["MODEL"])
     model = describe(container)
     tokenizer = open_tokenizer(container, model.vocab)
-    template = None if args["--raw"] else (read_text(args["--chat-template"]) if args["--chat-template"] else
-                                           choose_template(section_json(container, "chat_template")))
+    talk = Talk(tokenizer, {}) if args["--raw"] else open_talk(container, tokenizer, args["--chat-template"])
+    template = talk.template()
     if args["--system"] is not None and template is None:
         raise UsageError("run: --system: the file has no chat template, so instructions have no place; put them into the prompt", "usage")
     text = _prompt_text(args)
@@ -85,16 +85,16 @@ def main(args: dict[str, Any]) -> ExitStatus:
             section_json(container, "generation_config"), temperature=args["--temp"], top_k=args["--top-k"], top_p=args["--top-p"],
             min_p=args["--min-p"], repeat_penalty=args["--repeat-penalty"], presence_penalty=args["--presence-penalty"],
             frequency_penalty=args["--frequency-penalty"], seed=args["--seed"]),
-        template, args["--raw"], not args["--nothink"], args["--max-tokens"] or (None if template else CONTINUATION_TOKENS), tuple(args["--stop"]), args["--logprobs"])
+        args["--raw"], not args["--nothink"], args["--max-tokens"] or (None if template else CONTINUATION_TOKENS), tuple(args["--stop"]), args["--logprobs"])
     warn_beyond_training(model, args["--ctx"] or 0, f"--ctx {args['--ctx']}")
     with started(args, container, model) as engine:
-        return _with(engine, args, tokenizer, settings, text, container.name)
+        return _with(engine, args, talk, settings, text, container.name)
 
 
-def _with(engine: Engine, args: dict[str, Any], tokenizer: Tokenizer, settings: Settings, text: str | None, name: str) -> ExitStatus:
+def _with(engine: Engine, args: dict[str, Any], talk: Talk, settings: Settings, text: str | None, name: str) -> ExitStatus:
     log.detail(f"{engine.n_threads} threads, {', '.join(f'{name} {value}' for name, value in asdict(settings.sampling).items() if value != {})}")
     output = Output(quiet=args["--json"] or args["--logprobs"] is not None)
-    speaker = Speaker(engine, tokenizer, settings, output.show)
+    speaker = Speaker(engine, talk, settings, output.show)
     if text is None:
         return Chat(speaker, output, args["--system"], args["--stats"]).loop(name)
     return _answer(args, speaker, output, text)

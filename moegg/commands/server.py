@@ -39,7 +39,7 @@ import threading
 from typing import Any
 
 from moegg import __version__, log
-from moegg.commands.opening import describe, open_container, open_tokenizer, read_text, section_json
+from moegg.commands.opening import describe, open_container, open_talk, open_tokenizer, read_text, section_json
 from moegg.commands.start import started
 from moegg.engine import Engine
 from moegg.errors import ExitStatus, UsageError
@@ -52,8 +52,8 @@ from moegg.server.metrics import Metrics
 from moegg.server.prompts import Prompter
 from moegg.server.serve import Server
 from moegg.server.shelf import Shelf
+from moegg.server.talk import Talk
 from moegg.server.worker import Worker
-from moegg.tokenizer import Tokenizer
 from moegg.units import fmt_count
 
 DEFAULT_PARALLEL = 4
@@ -69,25 +69,23 @@ def main(args: dict[str, Any]) -> ExitStatus:
     container = open_container(args["MODEL"])
     model = describe(container)
     tokenizer = open_tokenizer(container, model.vocab)
-    templates = {"default": read_text(args["--chat-template"])} if args["--chat-template"] else section_json(container,
-                                                                                                             "chat_template")
+    talk = open_talk(container, tokenizer, args["--chat-template"])
     least = (args["--parallel"] or 1) + (args["--cache-dir"] is not None)
     most = max(least, (args["--parallel"] or DEFAULT_PARALLEL) + 1)
     with started(args, container, model, sessions=(least, most), beside=BESIDE_BYTES) as engine:
-        return _serve(args, policy, engine, tokenizer, templates)
+        return _serve(args, policy, engine, talk)
 
 
-def _serve(args: dict[str, Any], policy: Policy, engine: Engine, tokenizer: Tokenizer, templates: dict[str, Any]) -> ExitStatus:
+def _serve(args: dict[str, Any], policy: Policy, engine: Engine, talk: Talk) -> ExitStatus:
     """Until a signal or POST /v1/shutdown. One session more than answers at once is planned where it fits, for the shelf."""
     container, plan, idle, metrics = engine.container, engine.plan, args["--idle-release"], Metrics()
     parallel = args["--parallel"] or max(1, plan.sessions - 1)
-    shelf = Shelf(plan.kv_state // plan.sessions * (plan.sessions - parallel), _archive(args, engine, templates))
+    shelf = Shelf(plan.kv_state // plan.sessions * (plan.sessions - parallel), _archive(args, engine, talk))
     if not policy.loopback and not policy.keys:
         log.warn(f"--host {args['--host']}: anybody in that network may use this server; --api-key makes it ask for a key")
-    worker = Worker(engine, tokenizer, parallel=parallel, waiting=args["--queue"], metrics=metrics, shelf=shelf,
+    worker = Worker(engine, talk.tokenizer, parallel=parallel, waiting=args["--queue"], metrics=metrics, shelf=shelf,
                     idle_s=None if idle is None else idle * 60)
-    prompter = Prompter(tokenizer, templates, section_json(container, "generation_config"), container.arch, engine.vocab,
-                        engine.ctx, Grammars(tokenizer, engine.vocab))
+    prompter = Prompter(talk, section_json(container, "generation_config"), engine.vocab, engine.ctx, Grammars(talk.tokenizer, engine.vocab))
     service = Service(worker, prompter, metrics, args["--alias"] or container.path.stem, _info(container, engine), args["--ping"],
                       args["--log-prompts"], counters=engine.store.counters)
     server = Server(build(service, policy), args["--host"], args["--port"], answers=parallel + args["--queue"], max_body=MAX_BODY,
@@ -124,11 +122,11 @@ def _keys(args: dict[str, Any]) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _archive(args: dict[str, Any], engine: Engine, templates: dict[str, Any]) -> Archive | None:
+def _archive(args: dict[str, Any], engine: Engine, talk: Talk) -> Archive | None:
     """The folder of saved conversations, for this version, model, kv and template."""
     if args["--cache-dir"] is None:
         return None
-    return Archive(args["--cache-dir"], [__version__, engine.container.root.hex(), engine.kv, templates], args["--cache-size"])
+    return Archive(args["--cache-dir"], [__version__, engine.container.root.hex(), engine.kv, talk.own or talk.template()], args["--cache-size"])
 
 
 def _info(container: Container, engine: Engine) -> dict[str, Any]:

@@ -8,7 +8,8 @@ rope scaling, biases, KV heads of their own for KDA, gates of other granularity,
 """
 from typing import Any
 
-from moegg.arch import PAST_MAX, ConfigReader, Layer, Model, read_rope
+from moegg.arch import PAST_MAX, Chat, ConfigReader, Layer, Model, read_rope
+from moegg.models._chat import ASKED, THINK
 from moegg.models._decoder import IGNORED
 from moegg.models._delta import DIM_MAX, kda
 from moegg.models._mla import Latent
@@ -16,6 +17,13 @@ from moegg.models._moe import MoeDecoder
 
 NAMES = {"arch": "bailing-hybrid", "hf": ("BailingMoeV3ForCausalLM", "BailingHybridForCausalLM"), "model_type": ("bailing_hybrid",),
          "ignore": (*IGNORED, "model.layers.{n}.*")}
+CHAT = Chat(("<|role_end|>", "<|endoftext|>"), reasoning=THINK, template=(
+    "{% set mode = 'off' if enable_thinking is defined and not enable_thinking else 'on' %}"
+    "{% set system = messages[0].content if messages[0].role == 'system' else '' %}"
+    "{{ '<role>SYSTEM</role>' + (system + '\\n' if system else '') + 'detailed thinking ' + mode + '<|role_end|>' }}"
+    "{% for m in (messages[1:] if system else messages) %}{% set name = {'user': 'HUMAN'}[m.role] or m.role | upper %}"
+    "{{ '<role>' + name + '</role>' + ('\\n' if m.role == 'assistant' else '') + m.content + '<|role_end|>' }}{% endfor %}"
+    + ASKED + "{{ '<role>ASSISTANT</role>\\n<think>' + ('</think>' if mode == 'off' else '') }}{% endif %}"))
 _ONLY = {"hidden_act": "silu", "score_function": "sigmoid", "topk_method": "noaux_tc", "router_dtype": "fp32", "linear_attention": "kda",
          "gated_attention_proj_granularity_type": "head_wise", "group_norm_size": 1, "moe_router_enable_expert_bias": True,
          "rope_interleave": True, "no_kda_lora": True, "use_bias": False, "use_qkv_bias": False, "use_nGPT": False, "use_mla_nope": False,

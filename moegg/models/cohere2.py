@@ -7,13 +7,14 @@ Not supported: q and k norms, separate norms for attention and MLP, partial rope
 from collections.abc import Mapping
 from typing import Any
 
-from moegg.arch import ConfigReader, Layer, Model, read_rope
+from moegg.arch import Chat, ConfigReader, Layer, Model, read_rope
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, Decoder, gguf_decoder
 
 NAMES = {
     "arch": "cohere2", "hf": ("Cohere2ForCausalLM",), "model_type": ("cohere2",), "gguf": ("cohere2",),
     "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED,
 }
+CHAT = Chat(("<|END_OF_TURN_TOKEN|>",), "marked", ("<|START_THINKING|>", "<|END_THINKING|>"), ("<|START_RESPONSE|>", "<|END_RESPONSE|>"))
 
 
 def describe(cfg: ConfigReader) -> Model:

@@ -7,7 +7,8 @@ Layers for multi-token prediction are left out. Not supported: moe_layer_freq ot
 from collections.abc import Mapping
 from typing import Any
 
-from moegg.arch import ConfigReader, Layer, Model, read_rope
+from moegg.arch import Chat, ConfigReader, Layer, Model, read_rope
+from moegg.models._chat import KIMI, THINK
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
 from moegg.models._mla import Latent
 from moegg.models._moe import MoeDecoder, gguf_deepseek_moe
@@ -15,6 +16,8 @@ from moegg.models._moe import MoeDecoder, gguf_deepseek_moe
 NAMES = {"arch": "deepseek", "hf": ("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM"),
          "model_type": ("deepseek_v3", "deepseek_v2", "glm4_moe_lite", "kimi_k2"), "gguf": ("deepseek2",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": (*IGNORED, "model.layers.{n}.*")}
+CHAT = (KIMI, Chat(("<|user|>", "<|observation|>", "<|endoftext|>"), reasoning=THINK, marks=("<|observation|>",)),
+        Chat(("<｜end▁of▁sentence｜>",), "deepseek", THINK))
 _GLM = {"num_key_value_heads": 20, "rms_norm_eps": 1e-5, "head_dim": 64}
 
 

@@ -7,12 +7,16 @@ Not supported: partial_rotary_factor, activations other than silu and tanh-gelu.
 from collections.abc import Mapping
 from typing import Any
 
-from moegg.arch import ConfigReader, Layer, Model, read_rope
+from moegg.arch import Chat, ConfigReader, Layer, Model, read_rope
+from moegg.models._chat import ASKED
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
 from moegg.models._moe import MoeDecoder, gguf_deepseek_moe
 
 NAMES = {"arch": "dots1", "hf": ("Dots1ForCausalLM",), "model_type": ("dots1",), "gguf": ("dots1",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED}
+CHAT = Chat(("<|endofresponse|>", "<|endoftext|>"), template=(
+    "{% for m in messages %}{% set name = {'user': 'userprompt', 'assistant': 'response'}[m.role] or m.role %}"
+    "{{ '<|' + name + '|>' + m.content + '<|endof' + name + '|>' }}{% endfor %}" + ASKED + "{{ '<|response|>' }}{% endif %}"))
 
 
 def describe(cfg: ConfigReader) -> Model:

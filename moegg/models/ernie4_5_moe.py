@@ -7,12 +7,14 @@ Not supported: partial_rotary_factor, images, activations other than silu and ta
 from collections.abc import Mapping
 from typing import Any
 
-from moegg.arch import ConfigReader, Layer, Model, Moe, read_rope
+from moegg.arch import Chat, ConfigReader, Layer, Model, Moe, read_rope
+from moegg.models._chat import THINK
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
 from moegg.models._moe import MoeDecoder
 
 NAMES = {"arch": "ernie4-5-moe", "hf": ("Ernie4_5_MoeForCausalLM",), "model_type": ("ernie4_5_moe",), "gguf": ("ernie4_5-moe",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": (*IGNORED, "model.mtp_*", "blk.{n}.*")}
+CHAT = Chat(("</s>", "<|end_of_sentence|>"), reasoning=THINK, answer=("<response>", "</response>"))
 
 
 def describe(cfg: ConfigReader) -> Model:

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegg.arch import ConfigReader, Layer, Model, read_rope
+from moegg.models._chat import GEMMA
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, Decoder, gguf_decoder
 
 NAMES = {
     "arch": "gemma2", "hf": ("Gemma2ForCausalLM",), "model_type": ("gemma2",), "gguf": ("gemma2",),
     "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED,
 }
+CHAT = GEMMA
 _DEFAULTS = {"vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
              "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192}
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegg.arch import ConfigReader, Layer, Model, Rope, rope_of
+from moegg.models._chat import GEMMA
 from moegg.models._decoder import HARMLESS, IGNORED, ROPE_TENSORS, Decoder, gguf_decoder
 
 NAMES = {
@@ -17,6 +18,7 @@ NAMES = {
     "gguf": ("gemma3",), "gguf_config_tensors": ROPE_TENSORS,
     "ignore": (*IGNORED, "language_model.lm_head.weight", "*vision_tower.*", "*multi_modal_projector.*"),
 }
+CHAT = GEMMA
 _DEFAULTS = {"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
              "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072}
 

@@ -11,6 +11,7 @@ with per-layer inputs, activations other than silu and tanh-gelu.
 from typing import Any
 
 from moegg.arch import ConfigReader, Gqa, Layer, Mlp, Model, Moe, Norm, PerLayerGate, PerLayerInputs, Rope, Src, Tensor, rope_of
+from moegg.models._chat import ASKED, Chat
 from moegg.models._decoder import HARMLESS, HEAD_MAX, IGNORED, SIZE_MAX
 from moegg.models._moe import MoeDecoder
 
@@ -18,6 +19,12 @@ NAMES = {
     "arch": "gemma4", "hf": ("Gemma4ForConditionalGeneration", "Gemma4ForCausalLM"), "model_type": ("gemma4", "gemma4_text"),
     "ignore": (*IGNORED, "*vision_tower.*", "*embed_vision.*", "*audio_tower.*", "*embed_audio.*"),
 }
+CHAT = Chat(("<turn|>", "<|tool_response>"), "gemma", ("<|channel>thought", "<channel|>"), template=(
+    "{{ bos_token }}{% set think = enable_thinking is defined and enable_thinking %}"
+    "{% if think and messages[0].role != 'system' %}{{ '<|turn>system\\n<|think|>\\n<turn|>\\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\\n' "
+    "+ ('<|think|>\\n' if think and loop.first and m.role == 'system' else '') + m.content + '<turn|>\\n' }}{% endfor %}"
+    + ASKED + "{{ '<|turn>model\\n' + ('' if think else '<|channel>thought\\n<channel|>') }}{% endif %}"))
 _DEFAULTS = {"vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30, "num_attention_heads": 8,
              "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072}
 _MEDIA = ("vision_config", "audio_config", "boi_token_id", "eoi_token_id", "image_token_id", "video_token_id", "boa_token_id",

@@ -7,13 +7,14 @@ Not supported: the older remote-code layout with fused q, k, v (ChatGLMModel), i
 from collections.abc import Mapping
 from typing import Any
 
-from moegg.arch import ConfigReader, Layer, Model, read_rope
+from moegg.arch import Chat, ConfigReader, Layer, Model, read_rope
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, Decoder, gguf_decoder
 
 NAMES = {
     "arch": "glm", "hf": ("GlmForCausalLM", "Glm4ForCausalLM"), "model_type": ("glm", "glm4"), "gguf": ("chatglm", "glm4"),
     "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED,
 }
+CHAT = Chat(("<|user|>", "<|observation|>", "<|endoftext|>"))
 
 
 def describe(cfg: ConfigReader) -> Model:

@@ -6,12 +6,14 @@ Layers for multi-token prediction are left out. Not supported: images, activatio
 from collections.abc import Mapping
 from typing import Any
 
-from moegg.arch import ConfigReader, Layer, Model, read_rope
+from moegg.arch import Chat, ConfigReader, Layer, Model, read_rope
+from moegg.models._chat import THINK
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
 from moegg.models._moe import MoeDecoder, gguf_deepseek_moe
 
 NAMES = {"arch": "glm4-moe", "hf": ("Glm4MoeForCausalLM",), "model_type": ("glm4_moe",), "gguf": ("glm4moe",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": (*IGNORED, "model.layers.{n}.*", "blk.{n}.*")}
+CHAT = Chat(("<|user|>", "<|observation|>", "<|endoftext|>"), reasoning=THINK)
 
 
 def describe(cfg: ConfigReader) -> Model:

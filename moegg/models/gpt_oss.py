@@ -9,12 +9,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from moegg.arch import ConfigReader, Experts, Layer, Model, Moe, Part, Src, read_rope
+from moegg.arch import Chat, ConfigReader, Experts, Layer, Model, Moe, Part, Src, read_rope
+from moegg.models._chat import ASKED
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
 from moegg.models._moe import MoeDecoder
 
 NAMES = {"arch": "gpt-oss", "hf": ("GptOssForCausalLM",), "model_type": ("gpt_oss",), "gguf": ("gpt-oss",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED}
+CHAT = Chat(("<|return|>", "<|call|>", "<|endoftext|>"), "harmony", template=(
+    "{{ '<|start|>system<|message|>Reasoning: ' + (reasoning_effort or 'medium') }}"
+    "{{ '\\n\\n# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>' }}"
+    "{% for m in messages %}{% set name = {'system': 'developer', 'assistant': 'assistant<|channel|>final'}[m.role] or m.role %}"
+    "{{ '<|start|>' + name + '<|message|>' + ('# Instructions\\n\\n' if m.role == 'system' else '') + m.content + '<|end|>' }}{% endfor %}"
+    + ASKED + "{{ '<|start|>assistant' }}{% endif %}"))
 
 
 def describe(cfg: ConfigReader) -> Model:

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegg.arch import ConfigReader, Layer, Model, read_rope
+from moegg.models._chat import GRANITE
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, Decoder, gguf_decoder
 
 NAMES = {
     "arch": "granite", "hf": ("GraniteForCausalLM",), "model_type": ("granite",), "gguf": ("granite",),
     "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED,
 }
+CHAT = GRANITE
 
 
 def describe(cfg: ConfigReader) -> Model:

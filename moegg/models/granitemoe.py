@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegg.arch import ConfigReader, Layer, Model, Moe, read_rope
+from moegg.models._chat import GRANITE
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
 from moegg.models._moe import MoeDecoder
 
 NAMES = {"arch": "granitemoe", "hf": ("GraniteMoeForCausalLM",), "model_type": ("granitemoe",), "gguf": ("granitemoe",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED}
+CHAT = GRANITE
 _FUSED = ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight")
 
 

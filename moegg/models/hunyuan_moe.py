@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from moegg.arch import ConfigReader, Layer, Model, Moe, Rope, read_rope
+from moegg.arch import Chat, ConfigReader, Layer, Model, Moe, Rope, read_rope
+from moegg.models._chat import THINK
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
 from moegg.models._moe import MoeDecoder
 
 NAMES = {"arch": "hunyuan-moe", "hf": ("HunYuanMoEV1ForCausalLM",), "model_type": ("hunyuan_v1_moe",), "gguf": ("hunyuan-moe",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED}
+CHAT = Chat(("<|eos|>", "<|endoftext|>"), "marked", THINK, ("<answer>", "</answer>"))
 _UNUSED = ("add_classification_head", "class_num", "cla_share_factor", "dense_list", "eod_token_id", "sep_token_id", "mask_init_id", "pool_type",
            "moe_drop_tokens", "moe_random_routing_dropped_token", "num_media_embeds", "org_vocab_size", "capacity_factor", "im_start_id",
            "im_end_id", "im_newline_id", "text_start_id", "text_end_id", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim",

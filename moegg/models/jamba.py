@@ -7,12 +7,17 @@ Not supported: GGUF, mamba_proj_bias, sliding_window, activations other than sil
 from dataclasses import replace
 from typing import Any
 
-from moegg.arch import PAST_MAX, SCAN_MAX, ConfigReader, Conv, Layer, Mamba, Mlp, Model, Moe, Norm, Src, Tensor
+from moegg.arch import PAST_MAX, SCAN_MAX, Chat, ConfigReader, Conv, Layer, Mamba, Mlp, Model, Moe, Norm, Src, Tensor
 from moegg.errors import FormatError
+from moegg.models._chat import ASKED
 from moegg.models._decoder import IGNORED
 from moegg.models._moe import MoeDecoder
 
 NAMES = {"arch": "jamba", "hf": ("JambaForCausalLM",), "model_type": ("jamba",), "ignore": IGNORED}
+CHAT = Chat(("<|eom|>", "<|endoftext|>"), "marked", template=(
+    "{{ bos_token }}{% if messages[0].role != 'system' %}{{ '<|bom|><|system|> <|eom|>' }}{% endif %}"
+    "{% for m in messages %}{{ '<|bom|><|' + m.role + '|> ' + m.content + '<|eom|>' }}{% endfor %}"
+    + ASKED + "{{ '<|bom|><|assistant|>' }}{% endif %}"))
 _DEFAULTS = {"vocab_size": 65536, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
              "num_key_value_heads": 8, "max_position_embeddings": 262144}
 

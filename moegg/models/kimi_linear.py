@@ -7,12 +7,14 @@ Not supported: GGUF, attention_bias, mla_use_nope false, moe_layer_freq other th
 from typing import Any
 
 from moegg.arch import MAX_GROUPS, PAST_MAX, ConfigReader, Layer, Model, Moe
+from moegg.models._chat import KIMI
 from moegg.models._decoder import HEAD_MAX, IGNORED
 from moegg.models._delta import DIM_MAX, kda
 from moegg.models._mla import Latent
 from moegg.models._moe import MIXTRAL, MoeDecoder
 
 NAMES = {"arch": "kimi-linear", "hf": ("KimiLinearForCausalLM",), "model_type": ("kimi_linear",), "ignore": (*IGNORED, "*.mtp.*")}
+CHAT = KIMI
 _DEFAULTS = {"vocab_size": 163840, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 27, "num_attention_heads": 32,
              "rms_norm_eps": 1e-5}
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegg.arch import ConfigReader, Model
+from moegg.models._chat import LFM
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, SIZE_MAX, Decoder, gguf_decoder
 from moegg.models._lfm2 import DEFAULTS, kv_types, mlp, model, one_kv_count
 
@@ -14,6 +15,7 @@ NAMES = {
     "arch": "lfm2", "hf": ("Lfm2ForCausalLM",), "model_type": ("lfm2",), "gguf": ("lfm2",),
     "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED,
 }
+CHAT = LFM
 _DEFAULTS = DEFAULTS | {"hidden_size": 2560, "num_hidden_layers": 32}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegg.arch import ConfigReader, Model, Moe
+from moegg.models._chat import LFM
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
 from moegg.models._lfm2 import DEFAULTS, kv_types, mlp, model, one_kv_count
 from moegg.models._moe import MoeDecoder
@@ -15,6 +16,7 @@ NAMES = {
     "arch": "lfm2-moe", "hf": ("Lfm2MoeForCausalLM",), "model_type": ("lfm2_moe",), "gguf": ("lfm2moe",),
     "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED,
 }
+CHAT = LFM
 _DEFAULTS = DEFAULTS | {"hidden_size": 2048, "intermediate_size": 7168, "num_hidden_layers": 32}
 
 

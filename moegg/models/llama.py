@@ -8,7 +8,8 @@ Not supported: partial_rotary_factor, Mistral with mixed layer_types, experts (M
 from collections.abc import Mapping
 from typing import Any
 
-from moegg.arch import ConfigReader, Layer, Model, read_rope
+from moegg.arch import Chat, ConfigReader, Layer, Model, read_rope
+from moegg.models._chat import CHATML, MISTRAL, turns
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, Decoder, gguf_decoder
 
 NAMES = {
@@ -16,6 +17,8 @@ NAMES = {
     "model_type": ("llama", "mistral", "internlm3"), "gguf": ("llama",),
     "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED,
 }
+CHAT = (Chat(("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"), "llama", marks=("<|start_header_id|>",), template=(
+    "{{ bos_token }}" + turns("<|start_header_id|>", "<|end_header_id|>\\n\\n", "<|eot_id|>"))), CHATML, MISTRAL, Chat(("</s>",)))
 
 
 def describe(cfg: ConfigReader) -> Model:

@@ -8,7 +8,8 @@ Not supported: GGUF, images (their tower is left out), partial_rotary_factor, ac
 from dataclasses import replace
 from typing import Any
 
-from moegg.arch import ConfigReader, Experts, Gqa, Layer, Mlp, Model, Moe, Norm, Part, Rope, Src, read_rope
+from moegg.arch import Chat, ConfigReader, Experts, Gqa, Layer, Mlp, Model, Moe, Norm, Part, Rope, Src, read_rope
+from moegg.models._chat import turns
 from moegg.models._decoder import HARMLESS, IGNORED, SIZE_MAX
 from moegg.models._moe import MoeDecoder
 
@@ -16,6 +17,8 @@ NAMES = {
     "arch": "llama4", "hf": ("Llama4ForConditionalGeneration", "Llama4ForCausalLM"), "model_type": ("llama4", "llama4_text"),
     "ignore": (*IGNORED, "vision_model.*", "multi_modal_projector.*"),
 }
+CHAT = Chat(("<|eot|>", "<|eom|>", "<|end_of_text|>"), "llama", template=(
+    "{{ bos_token }}" + turns("<|header_start|>", "<|header_end|>\\n\\n", "<|eot|>")))
 _DEFAULTS = {"vocab_size": 202048, "hidden_size": 5120, "intermediate_size": 8192, "num_hidden_layers": 48, "num_attention_heads": 40,
              "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072}
 

@@ -8,11 +8,13 @@ shared experts, dense layers, MTP layers, flash_head (the plain head is used), t
 from dataclasses import replace
 from typing import Any
 
-from moegg.arch import ConfigReader, Experts, Layer, Model, Moe, Src, read_rope
+from moegg.arch import Chat, ConfigReader, Experts, Layer, Model, Moe, Src, read_rope
+from moegg.models._chat import OPEN, QWEN, THINK, chatml
 from moegg.models._decoder import IGNORED
 from moegg.models._moe import MoeDecoder
 
 NAMES = {"arch": "maple", "hf": ("MapleForCausalLM",), "model_type": ("maple",), "ignore": (*IGNORED, "lm_head_flash.*")}
+CHAT = Chat(QWEN.ends, reasoning=THINK, template=chatml(OPEN))
 
 
 def describe(cfg: ConfigReader) -> Model:

@@ -8,12 +8,17 @@ Full layers rotate whole heads, as the port does. Not supported: GGUF, sliding_w
 import math
 from typing import Any
 
-from moegg.arch import ConfigReader, Layer, Lightning, Model, Moe, Norm, Src, Tensor, read_rope
+from moegg.arch import Chat, ConfigReader, Layer, Lightning, Model, Moe, Norm, Src, Tensor, read_rope
+from moegg.models._chat import ASKED
 from moegg.models._decoder import IGNORED
 from moegg.models._moe import MIXTRAL, MoeDecoder
 
 NAMES = {"arch": "minimax", "hf": ("MiniMaxForCausalLM",), "model_type": ("minimax",),
          "ignore": (*IGNORED, "*.slope_rate", "*.query_decay", "*.key_decay", "*.diagonal_decay")}
+CHAT = Chat(("<end_of_sentence>",), "marked", template=(
+    "{% for m in messages %}{% set name = {'user': 'user name=user', 'assistant': 'ai name=assistant'}[m.role] %}"
+    "{{ '<beginning_of_sentence>' + (name or 'system ai_setting=assistant') + '\\n' + m.content + '<end_of_sentence>\\n' }}{% endfor %}"
+    + ASKED + "{{ '<beginning_of_sentence>ai name=assistant\\n' }}{% endif %}"))
 _DEFAULTS = {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
              "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5}
 

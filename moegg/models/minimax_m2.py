@@ -7,12 +7,16 @@ sliding windows, activations other than silu and tanh-gelu.
 from collections.abc import Mapping
 from typing import Any
 
-from moegg.arch import ConfigReader, Layer, Model, Moe, read_rope
+from moegg.arch import Chat, ConfigReader, Layer, Model, Moe, read_rope
+from moegg.models._chat import ASKED, THINK
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
 from moegg.models._moe import MIXTRAL, MoeDecoder
 
 NAMES = {"arch": "minimax-m2", "hf": ("MiniMaxM2ForCausalLM",), "model_type": ("minimax_m2",), "gguf": ("minimax-m2",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": (*IGNORED, "model.layers.{n}.*", "blk.{n}.*")}
+CHAT = Chat(("[e~[",), "minimax", THINK, template=(
+    "{{ ']~!b[' }}{% for m in messages %}{{ ']~b]' + ('ai' if m.role == 'assistant' else m.role) + '\\n' + m.content + '[e~[\\n' }}{% endfor %}"
+    + ASKED + "{{ ']~b]ai\\n<think>\\n' }}{% endif %}"))
 
 
 def describe(cfg: ConfigReader) -> Model:

@@ -6,12 +6,14 @@ permuted for interleaved rope. Not supported: partial_rotary_factor, activations
 from collections.abc import Mapping
 from typing import Any
 
-from moegg.arch import ConfigReader, Layer, Model, Moe, read_rope
+from moegg.arch import Chat, ConfigReader, Layer, Model, Moe, read_rope
+from moegg.models._chat import MISTRAL
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
 from moegg.models._moe import MIXTRAL, MoeDecoder
 
 NAMES = {"arch": "mixtral", "hf": ("MixtralForCausalLM",), "model_type": ("mixtral",), "gguf": ("llama+experts",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED}
+CHAT = Chat(MISTRAL.ends, MISTRAL.calls, MISTRAL.reasoning)
 
 
 def describe(cfg: ConfigReader) -> Model:

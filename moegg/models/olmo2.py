@@ -6,13 +6,14 @@ Not supported: partial_rotary_factor, sliding windows (OLMo 3 is another class),
 from collections.abc import Mapping
 from typing import Any
 
-from moegg.arch import ConfigReader, Layer, Model, read_rope
+from moegg.arch import Chat, ConfigReader, Layer, Model, read_rope
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, Decoder, gguf_decoder
 
 NAMES = {
     "arch": "olmo2", "hf": ("Olmo2ForCausalLM",), "model_type": ("olmo2",), "gguf": ("olmo2",),
     "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED,
 }
+CHAT = Chat(("<|endoftext|>",))
 
 
 def describe(cfg: ConfigReader) -> Model:

@@ -6,12 +6,13 @@ Not supported: clip_qkv, partial_rotary_factor, activations other than silu and 
 from collections.abc import Mapping
 from typing import Any
 
-from moegg.arch import ConfigReader, Layer, Model, Moe, read_rope
+from moegg.arch import Chat, ConfigReader, Layer, Model, Moe, read_rope
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
 from moegg.models._moe import MoeDecoder
 
 NAMES = {"arch": "olmoe", "hf": ("OlmoeForCausalLM",), "model_type": ("olmoe",), "gguf": ("olmoe",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED}
+CHAT = Chat(("<|endoftext|>",))
 
 
 def describe(cfg: ConfigReader) -> Model:

@@ -9,13 +9,15 @@ Not supported: biases, images (Phi-3-vision), mixtures (PhiMoE is another class)
 from collections.abc import Mapping
 from typing import Any
 
-from moegg.arch import ConfigReader, Layer, Model, read_rope
+from moegg.arch import Chat, ConfigReader, Layer, Model, read_rope
+from moegg.models._chat import PHI, turns
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, Decoder, gguf_decoder
 
 NAMES = {
     "arch": "phi3", "hf": ("Phi3ForCausalLM",), "model_type": ("phi3",), "gguf": ("phi3",),
     "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED,
 }
+CHAT = (Chat(PHI.ends, "marked", template=turns("<|", "|>", "<|end|>"), marks=("<|tool|>",)), PHI)        # Phi-4-mini; Phi-3
 
 
 def describe(cfg: ConfigReader) -> Model:

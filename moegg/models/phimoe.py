@@ -11,11 +11,13 @@ from typing import Any
 
 from moegg.arch import ConfigReader, Layer, Model, Moe, Rope, Tensor, read_rope
 from moegg.arch.tensors import Src
+from moegg.models._chat import PHI
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
 from moegg.models._moe import MIXTRAL, MoeDecoder
 
 NAMES = {"arch": "phimoe", "hf": ("PhimoeForCausalLM", "PhiMoEForCausalLM"), "model_type": ("phimoe",), "gguf": ("phimoe",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED}
+CHAT = PHI
 
 
 def describe(cfg: ConfigReader) -> Model:

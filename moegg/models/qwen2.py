@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegg.arch import ConfigReader, Layer, Model, read_rope
+from moegg.models._chat import QWEN
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, Decoder, gguf_decoder
 
 NAMES = {
     "arch": "qwen2", "hf": ("Qwen2ForCausalLM",), "model_type": ("qwen2",), "gguf": ("qwen2",),
     "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED,
 }
+CHAT = QWEN
 
 
 def describe(cfg: ConfigReader) -> Model:

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegg.arch import ConfigReader, Layer, Model, Moe, read_rope
+from moegg.models._chat import QWEN
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
 from moegg.models._moe import MoeDecoder, gguf_moe
 
 NAMES = {"arch": "qwen2-moe", "hf": ("Qwen2MoeForCausalLM",), "model_type": ("qwen2_moe",), "gguf": ("qwen2moe",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED}
+CHAT = QWEN
 
 
 def describe(cfg: ConfigReader) -> Model:

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegg.arch import ConfigReader, Layer, Model, read_rope
+from moegg.models._chat import QWEN_THINKING
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, Decoder, gguf_decoder
 
 NAMES = {
     "arch": "qwen3", "hf": ("Qwen3ForCausalLM",), "model_type": ("qwen3",), "gguf": ("qwen3",),
     "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED,
 }
+CHAT = QWEN_THINKING
 
 
 def describe(cfg: ConfigReader) -> Model:

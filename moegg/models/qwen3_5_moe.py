@@ -6,6 +6,7 @@ Not supported: GGUF, images, attention_bias, attn_output_gate false, activations
 from typing import Any
 
 from moegg.arch import ConfigReader, Model, read_rope
+from moegg.models._chat import QWEN_OPEN
 from moegg.models._decoder import HARMLESS, IGNORED
 from moegg.models._delta import DeltaSizes
 from moegg.models._moe import MoeDecoder
@@ -15,6 +16,7 @@ NAMES = {
     "arch": "qwen3-5-moe", "hf": ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
     "model_type": ("qwen3_5_moe", "qwen3_5_moe_text"), "ignore": (*IGNORED, "mtp.*", "model.visual.*"),
 }
+CHAT = QWEN_OPEN
 _DEFAULTS = {"vocab_size": 248320, "hidden_size": 2048, "intermediate_size": 1, "num_hidden_layers": 40, "num_attention_heads": 16,
              "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32768}
 

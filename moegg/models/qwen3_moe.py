@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegg.arch import ConfigReader, Layer, Model, Moe, read_rope
+from moegg.models._chat import QWEN_THINKING
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
 from moegg.models._moe import MoeDecoder, gguf_moe
 
@@ -15,6 +16,7 @@ NAMES = {
     "arch": "qwen3-moe", "hf": ("Qwen3MoeForCausalLM",), "model_type": ("qwen3_moe",), "gguf": ("qwen3moe",),
     "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED,
 }
+CHAT = QWEN_THINKING
 
 
 def describe(cfg: ConfigReader) -> Model:

@@ -6,12 +6,14 @@ decoder_sparse_step), use_sliding_window, attention_bias, activations other than
 from typing import Any
 
 from moegg.arch import ConfigReader, Model, read_rope
+from moegg.models._chat import QWEN_THINKING
 from moegg.models._decoder import IGNORED
 from moegg.models._delta import DeltaSizes
 from moegg.models._moe import MoeDecoder
 from moegg.models._qwen_hybrid import DELTA_DEFAULTS, layers
 
 NAMES = {"arch": "qwen3-next", "hf": ("Qwen3NextForCausalLM",), "model_type": ("qwen3_next",), "ignore": (*IGNORED, "mtp.*")}
+CHAT = QWEN_THINKING
 _DEFAULTS = {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 48, "num_attention_heads": 16,
              "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32768}
 

@@ -28,6 +28,7 @@ from moegg.arch import (
     read_rope,
 )
 from moegg.errors import FormatError
+from moegg.models._chat import QWEN_OPEN
 from moegg.models._decoder import HARMLESS, HEAD_MAX, IGNORED, SIZE_MAX
 from moegg.models._delta import DIM_MAX, DeltaSizes, gated_delta
 from moegg.models._moe import MoeDecoder
@@ -37,6 +38,7 @@ NAMES = {
     "arch": "qwen4-exp", "hf": ("Qwen4ExpForConditionalGeneration", "Qwen4ExpForCausalLM"), "model_type": ("qwen4_exp", "qwen4_exp_text"),
     "ignore": (*IGNORED, "mtp.*", "model.visual.*", "*.layer_multipliers", "*.ngram_heads_vocab_sizes", "*.ngram_heads_offsets"),
 }
+CHAT = QWEN_OPEN
 _DEFAULTS = {"vocab_size": 248320, "hidden_size": 2048, "intermediate_size": 1, "num_hidden_layers": 40, "num_attention_heads": 16,
              "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32768}
 

@@ -7,13 +7,15 @@ Not supported: partial_rotary_factor, activations other than silu and tanh-gelu.
 from collections.abc import Mapping
 from typing import Any
 
-from moegg.arch import ConfigReader, Layer, Model, read_rope
+from moegg.arch import Chat, ConfigReader, Layer, Model, read_rope
+from moegg.models._chat import CLOSED, THINK, chatml
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, Decoder, gguf_decoder
 
 NAMES = {
     "arch": "smollm3", "hf": ("SmolLM3ForCausalLM",), "model_type": ("smollm3",), "gguf": ("smollm3",),
     "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED,
 }
+CHAT = Chat(("<|im_end|>", "<|end_of_text|>"), reasoning=THINK, template=chatml(CLOSED))
 
 
 def describe(cfg: ConfigReader) -> Model:

@@ -7,13 +7,15 @@ Not supported: qk_layernorm (StableLM 2 12B), activations other than silu and ta
 from collections.abc import Mapping
 from typing import Any
 
-from moegg.arch import ConfigReader, Layer, Model, read_rope
+from moegg.arch import Chat, ConfigReader, Layer, Model, read_rope
+from moegg.models._chat import CHATML
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, Decoder, gguf_decoder
 
 NAMES = {
     "arch": "stablelm", "hf": ("StableLmForCausalLM",), "model_type": ("stablelm",), "gguf": ("stablelm",),
     "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED,
 }
+CHAT = (CHATML, Chat(("<|endoftext|>",)))
 
 
 def describe(cfg: ConfigReader) -> Model:

@@ -7,13 +7,14 @@ Not supported: partial_rotary_factor, other norms or MLP types than the released
 from collections.abc import Mapping
 from typing import Any
 
-from moegg.arch import ConfigReader, Layer, Mlp, Model, read_rope
+from moegg.arch import Chat, ConfigReader, Layer, Mlp, Model, read_rope
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, Decoder, gguf_decoder
 
 NAMES = {
     "arch": "starcoder2", "hf": ("Starcoder2ForCausalLM",), "model_type": ("starcoder2",), "gguf": ("starcoder2",),
     "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED,
 }
+CHAT = Chat(("<|endoftext|>",))
 
 
 def describe(cfg: ConfigReader) -> Model:

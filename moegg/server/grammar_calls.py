@@ -23,24 +23,35 @@ BLANK = {"x-guidance": {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}}
 
 
 class Shape(NamedTuple):
-    """call: of one call, with holes; around several: begin, between, end. between None: there is never more than one."""
+    """call: of one call, with holes; around several: begin, between, end. between None: there is never more than one.
+
+    parameter: what stands in front of a value (its name's hole filled) and behind it, where calls have %parameters%.
+    """
     call: str
     begin: str = ""
     between: str | None = "\n"
     end: str = ""
+    parameter: tuple[str, str] = (f"<parameter={NAME}>\n", "\n</parameter>\n")
 
 
 TAGS = Shape(f"{tags.CALL}\n{OBJECT}\n{tags.CALL_END}")
 _ALL, _BEGIN, _SEP, _END, _ALL_END = families.DEEPSEEK
+_KIMI = families.KIMI
 SHAPES = {
     "function": Shape(f"{tags.CALL}\n{tags.FUNCTION}{NAME}>\n{PARAMETERS}{tags.FUNCTION_END}\n{tags.CALL_END}"),
     "mistral": Shape(f"{families.MISTRAL}{NAME}{families.MISTRAL_ARGS}{ARGUMENTS}", between=""),
     "deepseek": Shape(f"{_BEGIN}{NAME}{_SEP}{ARGUMENTS}{_END}", _ALL, "", _ALL_END),
+    "kimi": Shape(f"{_KIMI[1]}functions.{NAME}:0{_KIMI[2]}{ARGUMENTS}{_KIMI[3]}", _KIMI[0], "", _KIMI[4]),
+    "minimax": Shape(f'{tags.MINIMAX}\n{tags.INVOKE}{NAME}">\n{PARAMETERS}{tags.INVOKE_END}\n{tags.MINIMAX_END}',
+                     parameter=(f'<parameter name="{NAME}">', "</parameter>\n")),
     "lfm": Shape(OBJECT, f"{families.LFM}[", ", ", f"]{families.LFM_END}"),
     "gemma": Shape(f"<|tool_call>call:{NAME}{ARGUMENTS}<tool_call|>", between=""),
     "gemma3": Shape(PROMPTED, between=None),
     "llama": Shape(PROMPTED, between=None),
     "harmony": Shape(f"{harmony.CHANNEL}commentary to=functions.{NAME} <|constrain|>json{harmony.MESSAGE}{ARGUMENTS}", between=None)}
+MARKED = {begin: Shape(OBJECT, f"{begin}[", ", ", f"]{end}") for begin, end in families.MARKED.items()}
+MARKED["<|START_ACTION|>"] = MARKED["<|START_ACTION|>"]._replace(
+    call=f'{{"tool_call_id": "0", "tool_name": "{NAME}", "parameters": {ARGUMENTS}}}')
 # for templates that write the other of a family's two notations
 OLDER = {"mistral": (families.MISTRAL_ARGS, Shape(OBJECT, f"{families.MISTRAL}[", ", ", "]")),
          "gemma": ("<|tool_call>", Shape(f"<start_function_call>call:{NAME}{ARGUMENTS}<end_function_call>", between=""))}
@@ -50,7 +61,9 @@ def calls(form: ToolFormat, template: str | None, functions: Sequence[Mapping[st
           special: Callable[[str], Sequence[tuple[int, int, int]]]) -> str:
     """A grammar of a call of one of `functions`, or of more if `many`. special(text): (start, stop, id) of special tokens in it."""
     shape = SHAPES.get(form.name, TAGS)
-    if form.name in OLDER and template and OLDER[form.name][0] not in template:
+    if form.name == "marked":
+        shape = next((MARKED[begin] for begin in MARKED if begin in (template or "")), MARKED["<|tool_call|>"])
+    elif form.name in OLDER and template and OLDER[form.name][0] not in template:
         shape = OLDER[form.name][1]
     rules: list[str] = []
     one = " | ".join(_rule(rules, _call(rules, shape, f, special)) for f in functions)
@@ -84,7 +97,7 @@ def _call(rules: list[str], shape: Shape, function: Mapping[str, Any], special: 
     if PARAMETERS in shape.call and not (isinstance(properties, dict) and properties):
         shape = TAGS                    # nothing to name: the parser reads JSON there too
     filled = {NAME: lambda: json.dumps(function["name"]), ARGUMENTS: lambda: _rule(rules, held(schema)),
-              PARAMETERS: lambda: " ".join(_parameter(rules, name, schema) for name in properties)}
+              PARAMETERS: lambda: " ".join(_parameter(rules, name, schema, shape.parameter) for name in properties)}
     out, rest = [], shape.call
     while rest:
         hole = min((h for h in HOLES if h in rest), key=rest.index, default="")
@@ -93,13 +106,13 @@ def _call(rules: list[str], shape: Shape, function: Mapping[str, Any], special: 
     return " ".join(filter(None, out))
 
 
-def _parameter(rules: list[str], name: str, schema: Mapping[str, Any]) -> str:
-    """<parameter=name> with its value: text for strings, JSON for other types; '?' behind it if it may be missing."""
+def _parameter(rules: list[str], name: str, schema: Mapping[str, Any], around: tuple[str, str]) -> str:
+    """A parameter with its value: text for strings, JSON for other types; '?' behind it if it may be missing."""
     own, required = schema["properties"][name], schema.get("required")
     own = own if isinstance(own, dict) else {}
     kinds = own.get("type")
     choices = own.get("enum")
-    close = "\n</parameter>\n"
+    close = around[1]
     if isinstance(choices, list) and choices and all(isinstance(c, str) for c in choices):
         value = f"({' | '.join(json.dumps(c) for c in choices)}) {json.dumps(close)}"
     elif kinds in (None, "string") and "$ref" not in own or isinstance(kinds, list) and "string" in kinds:
@@ -108,7 +121,7 @@ def _parameter(rules: list[str], name: str, schema: Mapping[str, Any]) -> str:
     else:
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         value = f"{_rule(rules, held({**own, **shared}))} {json.dumps(close)}"
-    whole = _rule(rules, f"{json.dumps(f'<parameter={name}>' + chr(10))} {value}")
+    whole = _rule(rules, f"{json.dumps(around[0].replace(NAME, name))} {value}")
     return whole if isinstance(required, list) and name in required else whole + "?"
 
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegg import __version__
-from moegg.chat import choose_template
 from moegg.sampler import SamplingParams
 from moegg.server.fields import Fields
 from moegg.server.problem import bad
@@ -28,7 +27,7 @@ def props(card: Mapping[str, Any], slots: int, prompter: Prompter) -> dict[str, 
               "presence_penalty": p.presence_penalty, "frequency_penalty": p.frequency_penalty, "n_predict": -1}
     return {"default_generation_settings": {"n_ctx": card["ctx"], "params": params}, "total_slots": slots,
             "model_path": card["id"],
-            "model_alias": card["id"], "chat_template": choose_template(prompter.templates) or "",
+            "model_alias": card["id"], "chat_template": prompter.talk.template() or "",
             "bos_token": named.get("bos_token", ""),
             "eos_token": named.get("eos_token", ""), "build_info": f"moegg {__version__}",
             "modalities": {"vision": False, "audio": False},

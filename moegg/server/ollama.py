@@ -8,14 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from moegg.chat import choose_template
 from moegg.server import stream
 from moegg.server.ask import Answer, Arguments, Ask, Call, CallEnd, CallStart, Done, Event, Failed, Meta, Ping, Text
 from moegg.server.fields import Fields, items
 from moegg.server.openai import calls_of, content_text, function_tools, input_of, sampling, stops, variables_of
 from moegg.server.problem import bad, ollama_error
 from moegg.server.prompts import Prompter
-from moegg.stream import reasoning_tags
 
 EFFORTS = ("low", "medium", "high")
 API = "0.15.0"              # the release of Ollama that has what is here; clients refuse old ones (VS Code Copilot: below 0.6.4)
@@ -192,9 +190,9 @@ def running(card: Mapping[str, Any]) -> dict[str, Any]:
 
 def show(card: Mapping[str, Any], prompter: Prompter) -> dict[str, Any]:
     """POST /api/show. Editors read the context and what the model can do from it."""
-    arch, template = card.get("arch", ""), choose_template(prompter.templates)
+    arch, template = card.get("arch", ""), prompter.talk.template()
     can = {"completion": True, "tools": template is not None, "insert": prompter.fills,
-           "thinking": template is not None and reasoning_tags(template) is not None}
+           "thinking": prompter.talk.reasons(template)}
     return {"details": _details(card), "modified_at": _time(card["created"]), "license": "", "modelfile": "",
             "parameters": f"num_ctx {card['ctx']}", "template": template or "", "capabilities": [name for name, has in can.items() if has],
             "model_info": {"general.architecture": arch, "general.basename": card["id"], f"{arch}.context_length": card["ctx"]}}

@@ -30,6 +30,7 @@ from moegg.server.ask import (
 )
 from moegg.server.fields import Fields, items
 from moegg.server.problem import bad, openai_error
+from moegg.server.talk import REASONING_SWITCHES
 
 MAX_N, MAX_STOPS, MAX_STOP_LENGTH, MAX_BIASES = 128, 64, 1024, 4096
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -95,7 +96,7 @@ def stops(f: Fields, name: str = "stop") -> tuple[str, ...]:
 def variables_of(chosen: Mapping[str, Any], think: bool | None, effort: str | None) -> dict[str, Any]:
     """Template variables for switches of reasoning, under the names that known templates read."""
     think = False if think is None and effort == "none" else think
-    given = {"reasoning_effort": effort, "enable_thinking": think}
+    given = {"reasoning_effort": effort} | dict.fromkeys(REASONING_SWITCHES, think)
     return {name: value for name, value in given.items() if value is not None} | dict(chosen)
 
 

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from moegg.chat import choose_template, encode_chat, render
+from moegg.chat import render
 from moegg.sampler import Sampler, SamplingParams
-from moegg.server import tools
 from moegg.server.ask import Ask
 from moegg.server.grammar import Grammars
 from moegg.server.problem import bad, too_long
+from moegg.server.talk import REASONING_SWITCHES, Talk, takes_tools
 from moegg.server.voice import Voice
 from moegg.server.worker import Job
-from moegg.stream import reasoning_started, reasoning_tags
 from moegg.tokenizer import Tokenizer
 
 # Fill-in-the-middle tokens (prefix, suffix, middle) and whether the suffix comes first. Sources: the tokenizers of Qwen2.5-Coder,
@@ -50,21 +49,23 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Prompter:
-    """The model's side of a request. templates: {'default': jinja, ...}; family: the architecture's name; ctx: tokens."""
-    tokenizer: Tokenizer
-    templates: Mapping[str, str]
+    """The model's side of a request. talk: how the model talks; generation: its sampling defaults; ctx: tokens."""
+    talk: Talk
     generation: Mapping[str, Any]
-    family: str
     vocab: int
     ctx: int
     grammars: Grammars
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.talk.tokenizer
 
     # --- prompts ------------------------------------------------------------------------------------------------------------
 
     def prompts(self, ask: Ask) -> list[Prompt]:
         """The prompts of a request. Raises Problem and BadRequest for what the model or its template cannot take."""
         self._check_length(ask)
-        if ask.messages is not None and not (ask.prompts and choose_template(self.templates) is None):
+        if ask.messages is not None and not (ask.prompts and self.talk.template() is None):
             return [self._chat(ask)]
         if ask.suffix is not None:
             return [self._infill(text, ask.suffix) for text in ask.prompts]
@@ -84,9 +85,10 @@ class Prompter:
         return max(len(self.tokenizer.token_bytes(i)) for i in range(self.vocab))
 
     def template(self, ask: Ask) -> str:
-        template = choose_template(self.templates, ask.tools)
+        template = self.talk.template(ask.tools)
         if template is None:
-            raise bad("this model has no chat template; use /v1/completions", "messages", "no_chat_template")
+            raise bad("the file has no chat template, and nothing in it says that its model answers in turns, so it seems to be a base model: "
+                      "use /v1/completions, or start the server with --chat-template", "messages", "no_chat_template")
         return template
 
     def rendered(self, ask: Ask) -> str:
@@ -101,17 +103,15 @@ class Prompter:
         variables, begun = self._variables(ask), ""
         if ask.continues:
             begun, messages = _text_of(messages[-1]), messages[:-1]
-            variables = {"enable_thinking": False, **variables}
-        ids = encode_chat(self.tokenizer, template, messages, tools=given, variables=variables)
-        tags = reasoning_tags(template)
-        thinking = tags is not None and not begun and reasoning_started(self.tokenizer.decode(ids[-16:]), tags[0])
-        return Prompt(tuple(ids + (self.tokenizer.encode(begun) if begun else [])), thinking)
+            variables = dict.fromkeys(REASONING_SWITCHES, False) | variables
+        ids, thinking = self.talk.prompt(template, messages, given, variables)
+        return Prompt(tuple(ids + (self.tokenizer.encode(begun) if begun else [])), thinking and not begun)
 
     def _parts(self, ask: Ask, template: str) -> tuple[list[Mapping[str, Any]], Sequence[Any] | None]:
-        """Messages and tools for the template; as text in the messages if it knows nothing of tools."""
+        """Messages and tools for the template; as text in the messages if it shows no tools."""
         messages = list(stable(ask.messages))
         used = ask.tools or any(m.get("tool_calls") or m["role"] == "tool" for m in messages)
-        if not used or "tools" in template:
+        if not used or takes_tools(template):
             return messages, ask.tools or None
         return plain_tools(messages, ask.tools), None
 
@@ -165,30 +165,23 @@ class Prompter:
     def jobs(self, ask: Ask, prompts: Sequence[Prompt]) -> list[Job]:
         """n jobs per prompt, in order. With a seed, answer k of a prompt has seed + k."""
         params = self.sampling(ask)
-        template = choose_template(self.templates, ask.tools) if ask.messages is not None else None
-        form = self._form(template)
+        template = self.talk.template(ask.tools) if ask.messages is not None else None
+        form = self.talk.form(template)
         out = []
         for prompt in prompts:
             if not prompt.ids:
                 raise bad("prompt: got no tokens, expected some text", "prompt")
             for k in range(ask.n):
                 seed = None if params.seed is None else params.seed + k
-                out.append(Job(list(prompt.ids), Sampler(params, seed), self._voice(ask, prompt, template, form),
+                out.append(Job(list(prompt.ids), Sampler(params, seed), self._voice(ask, prompt, template),
                                self._ends(ask, prompt),
                                ask.max_tokens, ask.logprobs, self.grammars.start(ask, form, template)))
         return out
 
-    def _form(self, template: str | None) -> tools.ToolFormat:
-        """How this model writes calls; one that was told of tools by `plain_tools` writes them as it was told."""
-        if template is None:
-            return tools.NONE
-        form = tools.parser_for(template, self.family if "tools" in template else "hermes")
-        return tools.TAGS if form is tools.NONE else form       # the commonest
-
     def _ends(self, ask: Ask, prompt: Prompt) -> frozenset[int]:
         if ask.ignore_eos:
             return frozenset()
-        return self.tokenizer.eos_ids | prompt.ends | (frozenset() if prompt.raw else self.tokenizer.turn_ids)
+        return self.talk.ends(None if prompt.raw else self.talk.template(ask.tools)) | prompt.ends
 
     def sampling(self, ask: Ask) -> SamplingParams:
         for token in ask.sampling.get("logit_bias") or ():
@@ -202,11 +195,9 @@ class Prompter:
         return SamplingParams(**{**vars(params), "logit_bias": {**params.logit_bias,
                                                                 **{i: b for i, b in ban.items() if i < self.vocab}}})
 
-    def _voice(self, ask: Ask, prompt: Prompt, template: str | None, form: tools.ToolFormat) -> Voice:
-        calls = form.stream(ask.tools) if ask.tools or form.reasons else None
-        tags = None if form.reasons else reasoning_tags(template)
-        return Voice(self.tokenizer, tags=tags, thinking=prompt.thinking, inline=not ask.split_reasoning, stops=ask.stop, calls=calls,
-                     parallel_calls=ask.parallel_calls, continues=prompt.raw or ask.continues)
+    def _voice(self, ask: Ask, prompt: Prompt, template: str | None) -> Voice:
+        return self.talk.voice(template, thinking=prompt.thinking, given=ask.tools, inline=not ask.split_reasoning, stops=ask.stop,
+                               parallel_calls=ask.parallel_calls, continues=prompt.raw or ask.continues)
 
 
 def stable(messages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -33,7 +33,7 @@ from moegg.server.tools_text import BLANK, Malformed, Steps, Text, released
 from moegg.server.tools_types import Signatures
 
 __all__ = ["FORMATS", "NONE", "Arguments", "Call", "CallEnd", "CallStart", "Content", "Event", "Message", "Reasoning",
-           "ToolFormat", "ToolStream", "collect", "parser_for"]
+           "ToolFormat", "ToolStream", "collect", "named", "parser_for"]
 
 MAX_FAILURES = 16       # calls that the end of the output left unfinished; behind so many, openers are content
 
@@ -130,35 +130,40 @@ class ToolStream:
 
 # --- the formats --------------------------------------------------------------------------------------------------------
 
+def _between(t: Text, opener: str, draft: Draft) -> Steps[None]:
+    """What models write that were told of <tool_call>, or that slip into the markers they were trained on."""
+    yield from (families.marked if opener in families.MARKED else tags.tool_call)(t, opener, draft)
+
+
 NONE = ToolFormat("none")
-TAGS = ToolFormat("tags", (tags.CALL,), tags.tool_call)
+TAGS = ToolFormat("tags", (tags.CALL, *families.MARKED), _between)
 FUNCTION = ToolFormat("function", (tags.CALL, tags.FUNCTION), tags.tool_call)
+MARKED = ToolFormat("marked", (*families.MARKED, tags.CALL), TAGS.read)
+MINIMAX = ToolFormat("minimax", (tags.MINIMAX, tags.CALL), tags.tool_call)
 MISTRAL = ToolFormat("mistral", (families.MISTRAL,), families.mistral, id_prefix="", id_chars=9)     # its templates insist
 DEEPSEEK = ToolFormat("deepseek", families.DEEPSEEK[:2], families.deepseek)
+KIMI = ToolFormat("kimi", families.KIMI[:2], families.kimi)
 LFM = ToolFormat("lfm", (families.LFM,), families.lfm)
 GEMMA = ToolFormat("gemma", tuple(families.GEMMA_ENDS), families.gemma)
 GEMMA3 = ToolFormat("gemma3", (families.FENCE_CODE, families.FENCE_JSON), families.prompted, bare=True)
-LLAMA = ToolFormat("llama", (families.PYTHON_TAG,), families.prompted, bare=True)
+LLAMA = ToolFormat("llama", (families.PYTHON_TAG, families.PYTHON_START), families.prompted, bare=True)
 HARMONY = ToolFormat("harmony", (harmony.START, harmony.CHANNEL, harmony.MESSAGE, *harmony.ENDS), reasons=True)
-FORMATS = (NONE, TAGS, FUNCTION, MISTRAL, DEEPSEEK, LFM, GEMMA, GEMMA3, LLAMA, HARMONY)
+FORMATS = (NONE, TAGS, FUNCTION, MARKED, MINIMAX, MISTRAL, DEEPSEEK, KIMI, LFM, GEMMA, GEMMA3, LLAMA, HARMONY)
 
 # what a template writes; the first row that occurs decides
 _WRITTEN = (
-    (harmony.CHANNEL, HARMONY), (tags.FUNCTION, FUNCTION), ("<|tool_call>", GEMMA), ("<start_function_call>", GEMMA),
+    (harmony.CHANNEL, HARMONY), (tags.FUNCTION, FUNCTION), (tags.MINIMAX, MINIMAX), ("<|tool_call>", GEMMA), ("<start_function_call>", GEMMA),
     (families.LFM, LFM), ("<|tool_list_start|>", LFM), (families.MISTRAL, MISTRAL), (families.DEEPSEEK[1], DEEPSEEK),
-    (tags.CALL, TAGS), (families.PYTHON_TAG, LLAMA), ('"parameters": dictionary', LLAMA),
-)
-# beginnings of family names, for templates that write none of it, as those of prompted models
-_NAMED = (
-    ("gpt-oss", HARMONY), ("qwen3.5", FUNCTION), ("qwen3-5", FUNCTION), ("qwen3-coder", FUNCTION), ("qwen", TAGS),
-    ("hermes", TAGS), ("glm", TAGS), ("ling", TAGS), ("bailing", TAGS), ("gemma4", GEMMA), ("functiongemma", GEMMA),
-    ("gemma", GEMMA3), ("lfm", LFM), ("mistral", MISTRAL), ("ministral", MISTRAL), ("mixtral", MISTRAL),
-    ("deepseek", DEEPSEEK), ("llama", LLAMA),
+    (families.KIMI[1], KIMI), *((mark, MARKED) for mark in families.MARKED), (tags.CALL, TAGS), (families.PYTHON_TAG, LLAMA),
+    (families.PYTHON_START, LLAMA), ('"parameters": dictionary', LLAMA),
 )
 
 
-def parser_for(template: str | None, family: str | None = None) -> ToolFormat:
-    """The format a model writes calls in: by what its chat template writes, else by its family's name, else NONE."""
-    written = next((form for mark, form in _WRITTEN if mark in (template or "")), None)
-    name = (family or "").lower().replace("_", "-")
-    return written or next((form for start, form in _NAMED if name.startswith(start)), NONE)
+def parser_for(template: str | None) -> ToolFormat:
+    """The format a model writes calls in, by what its chat template writes; NONE if that does not tell."""
+    return next((form for mark, form in _WRITTEN if mark in (template or "")), NONE)
+
+
+def named(name: str) -> ToolFormat:
+    """The format of that name, as architectures declare it; TAGS, which most models know, for a name that is none."""
+    return next((form for form in FORMATS if form.name == name), TAGS)

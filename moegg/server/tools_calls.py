@@ -36,19 +36,19 @@ class Draft:
 
     def __init__(self, t: Text, signatures: Signatures):
         self.signatures = signatures
-        self.calls: list[tuple[str, str]] = []      # (name, arguments as JSON text)
+        self.calls: list[tuple[str, str, str]] = []     # (name, arguments as JSON text, the model's own id or '')
         self.left = ""                              # malformed elements of sound calls; shown as content
         self.end = t.at                             # behind the last whole call and its punctuation
         self._text = t
 
-    def add(self, name: str, pairs: Iterable[tuple[str, str]]) -> None:
-        """A whole call, just read, with (parameter, JSON value) pairs."""
-        self.calls.append((name, self.signatures.arguments(name, pairs)))
+    def add(self, name: str, pairs: Iterable[tuple[str, str]], own: str = "") -> None:
+        """A whole call, just read, with (parameter, JSON value) pairs and the id that the model gave it."""
+        self.calls.append((name, self.signatures.arguments(name, pairs), own))
         self.end = self._text.at
 
 
 def call_object(t: Text, draft: Draft, bare: bool = False) -> Steps[None]:
-    """{"name": ..., "arguments" or "parameters": {...}} whose '{' was read; also {"function": {...}} around the two.
+    """{"name" or "tool_name": ..., "arguments" or "parameters": {...}} whose '{' was read; also {"function": {...}} around the two.
 
     Without arguments the call has none. One '}' too few is forgiven where the arguments are whole and nothing else follows.
     bare: no marker said that this is a call, so it must have arguments and no foreign key.
@@ -72,7 +72,7 @@ def call_object(t: Text, draft: Draft, bare: bool = False) -> Steps[None]:
     elif "function" in call:
         call.setdefault("name", call["function"])
     arguments = call.get("arguments", call.get("parameters"))
-    name = _text(call.get("name", ""))
+    name = _text(call.get("name", call.get("tool_name", "")))
     if len(name) > MAX_NAME or not name or not NAME.fullmatch(name) or arguments is None and (bare or not word):
         raise t.malformed()
     draft.add(name, _pairs(arguments or "{}"))

@@ -67,6 +67,7 @@ class Clerk:
         self._prefix, self._id_chars = prefix, id_chars
         self._events: list[Event] = []
         self._count = 0
+        self._ids: set[str] = set()
         self._gap = ""              # blank space not shown yet
         self._before = ""           # what of it stood in front of the last calls
         self.called = False         # calls came, and no content since
@@ -102,12 +103,13 @@ class Clerk:
         """Another message begins: its text is kept apart from what was said."""
         self._apart, self._gap = True, ""
 
-    def call(self, calls: Iterable[tuple[str, str]]) -> None:
-        """Whole calls: (name, arguments as JSON text)."""
+    def call(self, calls: Iterable[tuple[str, str, str]]) -> None:
+        """Whole calls: (name, arguments as JSON text, the model's own id, which counts unless it is '' or taken)."""
         self._before = self._gap = self._before if self.called else self._gap
         self.called = True
-        for name, arguments in calls:
-            made = self._prefix + "".join(secrets.choice(_ALPHABET) for _ in range(self._id_chars))
+        for name, arguments, own in calls:
+            made = own if own not in {"", *self._ids} else self._prefix + "".join(secrets.choice(_ALPHABET) for _ in range(self._id_chars))
+            self._ids.add(made)
             self._events += [CallStart(self._count, made, name), Arguments(self._count, arguments), CallEnd(self._count)]
             self._count += 1
 

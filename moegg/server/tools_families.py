@@ -1,20 +1,26 @@
-"""Readers of the families that mark calls with words of their own: Mistral, DeepSeek, LFM2, Gemma, Llama.
+"""Readers of the families that mark calls with words of their own: Mistral, DeepSeek, Kimi, LFM2, Gemma, Llama, and JSON between markers.
 
 A reader starts behind the opener that was found, adds the calls of one block to a Draft, and stops behind the block.
-Sources: the families' chat templates; FunctionGemma's formatting guide (ai.google.dev).
+Sources: the families' chat templates; FunctionGemma's formatting guide (ai.google.dev); vLLM's documentation of tool parsers (Kimi).
 """
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from moegg.server.tools_calls import Draft, call_list, call_object, gemma_call, python_call
 from moegg.server.tools_text import NAME, PYTHON, Steps, Text, members
 
 MISTRAL, MISTRAL_ID, MISTRAL_ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+KIMI = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>")
 LFM, LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
 GEMMA_ENDS = {"<|tool_call>": "<tool_call|>", "<start_function_call>": "<end_function_call>"}
-PYTHON_TAG, FENCE, FENCE_CODE, FENCE_JSON = "<|python_tag|>", "```", "```tool_code", "```json"
+PYTHON_TAG, PYTHON_START, PYTHON_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
+FENCE, FENCE_CODE, FENCE_JSON = "```", "```tool_code", "```json"
+# Granite and Phi-4-mini; Jamba, Hunyuan and MiniMax-M1; Command R7B; InternLM
+MARKED = {"<|tool_call|>": "<|/tool_call|>", "<tool_calls>": "</tool_calls>", "<|START_ACTION|>": "<|END_ACTION|>",
+          "<|action_start|>": "<|action_end|>"}
 
 # LFM2's template writes strings in single quotes and escapes nothing: a quote ends an argument only if the next one, or the end
 # of the call, follows
@@ -33,15 +39,40 @@ def mistral(t: Text, opener: str, draft: Draft) -> Steps[None]:
     yield from _arguments(t, name, draft)
 
 
-def _arguments(t: Text, name: str, draft: Draft) -> Steps[None]:
+def _arguments(t: Text, name: str, draft: Draft, own: str = "") -> Steps[None]:
     yield from t.space()
     yield from t.expect("{")
-    draft.add(name, (yield from members(t)))
+    draft.add(name, (yield from members(t)), own)
 
 
 def deepseek(t: Text, opener: str, draft: Draft) -> Steps[None]:
     """Calls as V3.1 writes them, name<sep>{...}, or as V3 does, function<sep>name and fenced JSON."""
-    begin_all, begin, sep, end, end_all = DEEPSEEK
+    def one() -> Steps[None]:
+        name = yield from t.name()
+        yield from t.expect(DEEPSEEK[2])
+        if not (yield from t.ahead(t.at, "{")):
+            name = yield from t.name()
+            yield from t.space()
+            yield from t.accept(FENCE_JSON)
+        yield from _arguments(t, name, draft)
+        yield from _skip(t, FENCE)
+    yield from _section(t, opener, draft, DEEPSEEK, one)
+
+
+def kimi(t: Text, opener: str, draft: Draft) -> Steps[None]:
+    """Calls as functions.name:N and their arguments. The first part is the call's id too: the model counts its own."""
+    def one() -> Steps[None]:
+        own = yield from t.name()
+        yield from t.space()
+        yield from t.expect(KIMI[2])
+        name, _, count = own.removeprefix("functions.").rpartition(":")
+        yield from _arguments(t, name if name and count.isdecimal() else own, draft, own)
+    yield from _section(t, opener, draft, KIMI, one)
+
+
+def _section(t: Text, opener: str, draft: Draft, marks: tuple[str, ...], one: Callable[[], Steps[None]]) -> Steps[None]:
+    """Calls, each between two marks, all between two more; the outer ones may be missing. `one` reads what is inside."""
+    begin, end, end_all = marks[1], marks[3], marks[4]
     inside = opener == begin
     while True:
         if not inside:
@@ -51,17 +82,21 @@ def deepseek(t: Text, opener: str, draft: Draft) -> Steps[None]:
             yield from t.expect(begin)
         inside = False
         yield from t.space()
-        name = yield from t.name()
-        yield from t.expect(sep)
-        if not (yield from t.ahead(t.at, "{")):
-            name = yield from t.name()
-            yield from t.space()
-            yield from t.accept(FENCE_JSON)
-        yield from _arguments(t, name, draft)
-        yield from _skip(t, FENCE)
+        yield from one()
         yield from _skip(t, end)
         draft.end = t.at
     yield from _skip(t, end_all)
+
+
+def marked(t: Text, opener: str, draft: Draft) -> Steps[None]:
+    """JSON between two markers: a list of calls, or calls one after the other."""
+    yield from t.space()
+    yield from t.accept("<|plugin|>")
+    while (yield from t.ahead(t.at, "{", "[")):
+        yield from t.space()
+        yield from (call_object if (yield from t.expect("{", "[")) == "{" else call_list)(t, draft)
+        draft.end = t.at
+    yield from _skip(t, MARKED[opener])
 
 
 def _skip(t: Text, word: str) -> Steps[None]:
@@ -93,12 +128,13 @@ def prompted(t: Text, opener: str, draft: Draft) -> Steps[None]:
     if opener not in ("{", "["):
         yield from t.space()
         first = yield from t.expect("{", "[")
+    bare = opener not in (PYTHON_TAG, PYTHON_START)
     if first == "{":
-        yield from call_object(t, draft, bare=opener != PYTHON_TAG)
+        yield from call_object(t, draft, bare)
     else:
-        yield from call_list(t, draft, bare=opener != PYTHON_TAG)
-    if opener == FENCE_JSON:
-        yield from _skip(t, FENCE)
+        yield from call_list(t, draft, bare=bare)
+    if opener in (FENCE_JSON, PYTHON_START):
+        yield from _skip(t, FENCE if opener == FENCE_JSON else PYTHON_END)
 
 
 def _code(t: Text, draft: Draft) -> Steps[None]:

@@ -1,4 +1,4 @@
-"""The <tool_call> families: JSON (Hermes, Qwen), <function=...> (Qwen3-Coder, Qwen3.5) and <arg_key> (GLM, Ling).
+"""The <tool_call> families: JSON (Hermes, Qwen), <function=...> (Qwen3-Coder, Qwen3.5), <arg_key> (GLM, Ling) and <invoke> (MiniMax-M2).
 
 One reader for all: what follows the tag tells which it is, so a model that slips into its neighbour's notation is understood.
 
@@ -17,6 +17,7 @@ from moegg.server.tools_calls import Draft, call_object
 from moegg.server.tools_text import Malformed, Steps, Text, dump
 
 CALL, CALL_END, FUNCTION, FUNCTION_END = "<tool_call>", "</tool_call>", "<function=", "</function>"
+MINIMAX, MINIMAX_END, INVOKE, INVOKE_END = "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="', "</invoke>"
 
 
 class _Tags(NamedTuple):
@@ -25,14 +26,18 @@ class _Tags(NamedTuple):
     value: str          # in front of its value
     end: str            # of its value
     ends: tuple[str, ...]       # of the call
+    behind: tuple[str, ...] = (CALL_END, CALL, FUNCTION)        # what may follow the end of the call
 
 
 _QWEN = _Tags("<parameter=", ">", "", "</parameter>", (FUNCTION_END, CALL_END))
 _GLM = _Tags("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", (CALL_END,))
+_MINIMAX = _Tags('<parameter name="', '">', "", "</parameter>", (INVOKE_END, MINIMAX_END), (MINIMAX_END, MINIMAX, INVOKE))
 
 
 def tool_call(t: Text, opener: str, draft: Draft) -> Steps[None]:
-    """One block behind <tool_call>, or behind <function= where a model leaves the outer tag away."""
+    """One block behind <tool_call> or MiniMax's, or behind <function= where a model leaves the outer tag away."""
+    if opener == MINIMAX:
+        return (yield from _invocations(t, draft))
     if opener == FUNCTION or not (yield from t.ahead(t.at, "{")):
         yield from _tagged(t, opener, draft)
     else:
@@ -50,13 +55,29 @@ def _objects(t: Text, draft: Draft) -> Steps[None]:
         yield from call_object(t, draft)
 
 
+def _invocations(t: Text, draft: Draft) -> Steps[None]:
+    while (yield from t.ahead(t.at, INVOKE)):
+        yield from t.space()
+        yield from t.expect(INVOKE)
+        name = yield from t.name()
+        yield from t.expect(_MINIMAX.named)
+        yield from _parameters(t, name, _MINIMAX, draft)
+    if (yield from t.ahead(t.at, MINIMAX_END)):
+        yield from t.space()
+        yield from t.expect(MINIMAX_END)
+
+
 def _tagged(t: Text, opener: str, draft: Draft) -> Steps[None]:
     yield from t.space()
     qwen = opener == FUNCTION or bool((yield from t.accept(FUNCTION)))
     name = yield from t.name()
     if qwen:
         yield from t.expect(">")
-    tags = _QWEN if qwen else _GLM
+    yield from _parameters(t, name, _QWEN if qwen else _GLM, draft)
+
+
+def _parameters(t: Text, name: str, tags: _Tags, draft: Draft) -> Steps[None]:
+    """The rest of a call of `name`, from its first parameter on; adds the call."""
     known = draft.signatures.parameters(name)
     pairs: dict[str, str] = {}
     left = ""
@@ -70,7 +91,7 @@ def _tagged(t: Text, opener: str, draft: Draft) -> Steps[None]:
         text = yield from _value(t, tags, lambda other, key=key: other not in (key, *pairs) and (not known or other in known))
         if not key:
             left += t.buffer[start:t.at]
-        elif qwen:
+        elif tags is _QWEN:
             pairs[key] = dump(text.removeprefix("\n").removesuffix("\n"))       # the template's own line breaks
         else:
             pairs[key] = dump(text)
@@ -106,7 +127,7 @@ def _value(t: Text, tags: _Tags, expected: Callable[[str], bool]) -> Steps[str]:
         elif word == tags.begin:
             ends = yield from _begins(t, scan, tags, expected)
         else:
-            ends = (yield from t.ahead(scan, CALL_END, CALL, FUNCTION)) is not None
+            ends = (yield from t.ahead(scan, *tags.behind)) is not None
         if ends:
             t.at = scan if word == tags.end else at
             return t.buffer[start:at]

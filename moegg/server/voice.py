@@ -1,29 +1,30 @@
 """From ids to events: whole characters, reasoning apart, stop strings never shown, tool calls taken out.
 
-The order: decoder, reasoning, stop strings (in the answer, not in the reasoning), tool calls. Every stage may hold text back;
+The order: decoder, reasoning, tags around the answer, stop strings (in the answer, not in the reasoning), tool calls. Every stage may hold text back;
 what comes out does not depend on how the text was cut. Runs in the engine thread, because a stop string ends the answer.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from moegg.server import tools
 from moegg.server.ask import Event, Text, TokenLog
-from moegg.stream import ReasoningSplitter, StopMatcher
+from moegg.stream import ReasoningSplitter, StopMatcher, Unwrapper
 from moegg.tokenizer import Tokenizer
 
 
 class Voice:
     """One answer. `ended` is None, 'stop' or 'tool_calls'; `stop` the stop string that was met; `calls` their number."""
 
-    def __init__(self, tokenizer: Tokenizer, *, tags: tuple[str, str] | None = None, thinking: bool = False,
-                 inline: bool = False, stops: Iterable[str] = (), calls: tools.ToolStream | None = None,
+    def __init__(self, tokenizer: Tokenizer, *, tags: tuple[str, str] | None = None, answer: tuple[str, str] | None = None,
+                 thinking: bool = False, inline: bool = False, stops: Iterable[str] = (), calls: tools.ToolStream | None = None,
                  parallel_calls: bool = True, continues: bool = False):
-        """tags: of reasoning. thinking: the prompt opened it. inline: leave it in the text. calls: the parser, None for plain text."""
-        self._decoder = tokenizer.stream(continues=continues, keep=_shown(tokenizer, tags, calls is not None))
+        """tags: of reasoning. answer: tags around the answer. thinking: the prompt opened it. inline: leave it in the text. calls: the parser, None for plain text."""
+        self._decoder = tokenizer.stream(continues=continues, keep=_shown(tokenizer, (*(tags or ()), *(answer or ())), calls is not None))
         self._splitter = ReasoningSplitter(*tags, started=thinking) if tags and not inline else None
         self._closing = StopMatcher(tags[1:]) if tags and thinking else None
+        self._unwrapper = Unwrapper(*answer) if answer and not inline else None
         self._stops = StopMatcher(stops)
         self._calls, self._parallel = calls, parallel_calls
         self._logs: list[TokenLog] = []
@@ -55,6 +56,8 @@ class Voice:
             out += self._text(self._decoder.flush())
             if self._splitter:
                 out += self._split(*self._splitter.flush())
+            if self._unwrapper and self.ended is None:
+                out += self._stopped(self._unwrapper.flush())
             if self.ended is None:
                 out += self._answer(self._stops.flush())
         if self._calls is not None and self.ended != "tool_calls":
@@ -71,10 +74,14 @@ class Voice:
         if reasoning:
             out.append(self._reason(reasoning))
         if content:
-            shown, met = self._stops.push(content)
-            out += self._answer(shown)
-            if met:
-                self.ended = self.ended or "stop"
+            out += self._stopped(self._unwrapper.push(content) if self._unwrapper else content)
+        return out
+
+    def _stopped(self, content: str) -> list[Event]:
+        shown, met = self._stops.push(content)
+        out = self._answer(shown)
+        if met:
+            self.ended = self.ended or "stop"
         return out
 
     def _reason(self, text: str) -> Text:
@@ -107,10 +114,10 @@ class Voice:
         return logs
 
 
-def _shown(tokenizer: Tokenizer, tags: tuple[str, str] | None, all_of_them: bool) -> list[int]:
-    """Special ids whose text the stages need: all for calls, which most models mark with special tokens; else reasoning tags."""
+def _shown(tokenizer: Tokenizer, tags: Sequence[str], all_of_them: bool) -> list[int]:
+    """Special ids whose text the stages need: all for calls, which most models mark with special tokens; else those in tags."""
     return [i for i in tokenizer.special_ids if all_of_them or tags
-            and tokenizer.token_bytes(i).decode("utf-8", "replace") in tags]
+            and any(text in tag for text in [tokenizer.token_bytes(i).decode("utf-8", "replace")] for tag in tags if text)]
 
 
 def token_log(tokenizer: Tokenizer, token: int, result: Any) -> TokenLog:

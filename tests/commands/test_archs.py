@@ -17,6 +17,7 @@ def test_every_architecture_is_listed_with_what_it_is_made_of(capsys):
     assert {"sinks", "sliding windows", "expert biases", "experts (softmax router)"} <= set(rows["gpt-oss"]["kinds"])
     assert rows["gpt-oss"]["sources"] == ["safetensors (experts stacked or stacked, transposed)", "GGUF gpt-oss"]
     assert {"keys as values", "dense MLP beside experts"} <= set(rows["gemma4"]["kinds"]) and rows["gemma4"]["gguf"] == []
+    assert rows["gpt-oss"]["chat"][0]["calls"] == "harmony" and [c["calls"] for c in rows["deepseek"]["chat"]] == ["kimi", "tags", "deepseek"]
     assert "parallel residual" in rows["cohere2"]["kinds"] and "partial rope" in rows["glm"]["kinds"]
 
 
@@ -24,3 +25,4 @@ def test_the_list_is_readable_on_a_terminal(capsys):
     out = listed(capsys)
     assert all(len(line) <= 100 for line in out.splitlines() if line.startswith(" "))
     assert "gpt-oss: GptOssForCausalLM\n  made of: attention, sliding windows, sinks" in out and "  not supported: " in out
+    assert "  chat: calls harmony, ends <|return|> or <|call|>" in out

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from moegg.commands.generate import Answer, Interrupt, Prompt, Settings, _Voice
+from moegg.commands.generate import Answer, Interrupt, Shown
 from moegg.commands.output import Output, stats_line
-from moegg.sampler import SamplingParams
+from moegg.server.voice import Voice
 from moegg.stream import StreamDecoder
 
 TAGS = ("<think>", "</think>")
@@ -23,18 +23,19 @@ class Letters:
         return StreamDecoder(self.token_bytes)
 
 
-def hear(text, *, tags=TAGS, thinking=False, **settings):
+def hear(text, *, tags=TAGS, think=True, **options):
     """Pushes the bytes of a text one by one; ([(kind, shown)...] joined per kind, reasoning, text)."""
     shown = {"text": "", "reasoning": ""}
 
     def show(kind, piece):
         shown[kind] += piece
-    voice = _Voice(Letters(), Settings(SamplingParams(), template="x", **settings), tags, Prompt([1], thinking), show)
+    voice, out = Voice(Letters(), tags=tags, **options), Shown(show, think)
     for byte in text.encode():
-        if voice.push(byte):
+        out.add(voice.push(byte))
+        if voice.ended:
             break
-    voice.flush()
-    return shown, "".join(voice.reasoning), "".join(voice.text)
+    out.add(voice.finish())
+    return shown, "".join(out.reasoning), "".join(out.text)
 
 
 def test_reasoning_and_answer_part_even_when_tags_come_in_pieces():
@@ -55,8 +56,8 @@ def test_nothink_shows_no_reasoning_but_the_answer():
 
 def test_stop_strings_end_the_answer_not_the_reasoning():
     """D1, D2: and nothing of the stop is shown."""
-    assert hear("<think>STOP it</think>go STO STOP on", stop=("STOP",))[1:] == ("STOP it", "go STO ")
-    assert hear("ends in ST", stop=("STOP",), tags=None)[2] == "ends in ST"
+    assert hear("<think>STOP it</think>go STO STOP on", stops=("STOP",))[1:] == ("STOP it", "go STO ")
+    assert hear("ends in ST", stops=("STOP",), tags=None)[2] == "ends in ST"
 
 
 def test_the_first_ctrl_c_asks_the_second_insists():

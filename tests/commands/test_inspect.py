@@ -8,13 +8,14 @@ from moegg.cli import explain
 from moegg.commands import inspect
 from moegg.commands.opening import open_container
 from moegg.errors import ExitStatus, MoeggError
+from moegg.formats.about import About
 
-PARTS = ("path", "name", "arch", "file_bytes", "root", "content_id", "tensors", "layers", "resident", "gather", "experts", "sections", "summary")
+PARTS = ("path", "name", "arch", "file_bytes", "root", "content_id", "tensors", "layers", "resident", "gather", "experts", "sections", "summary", "read_section")
 
 
 def with_meta(meta: dict) -> SimpleNamespace:
     container = open_container("demo")
-    return SimpleNamespace(meta=meta, **{name: getattr(container, name) for name in PARTS})
+    return SimpleNamespace(meta=meta, about=About.of(meta), **{name: getattr(container, name) for name in PARTS})
 
 
 @pytest.mark.parametrize("value", [None, True, 1, -1e300, float("nan"), 10**30, "x", [1], {}, {"name": 5}, {"version": "x"}], ids=repr)

@@ -18,6 +18,7 @@ from moegg.server.guard import Policy
 from moegg.server.metrics import Metrics
 from moegg.server.prompts import Prompter
 from moegg.server.serve import Server
+from moegg.server.talk import Talk
 from moegg.server.worker import Worker
 from moegg.tokenizer import JSON_MEDIA, Tokenizer
 from tests import oracle
@@ -106,9 +107,8 @@ class ScriptedEngine:
 
 
 def prompter_for(tokenizer, engine, template=TEMPLATE, generation=None, **changes):
-    return Prompter(tokenizer, {"default": template} if template else {}, {"do_sample": False}
-                    if generation is None else generation, "tiny",
-                    VOCAB, engine.ctx, Grammars(tokenizer, VOCAB), **changes)
+    return Prompter(Talk(tokenizer, {"default": template} if template else {}), {"do_sample": False}
+                    if generation is None else generation, VOCAB, engine.ctx, Grammars(tokenizer, VOCAB), **changes)
 
 
 @contextmanager

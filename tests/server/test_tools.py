@@ -19,6 +19,8 @@ TOOLS = [WEATHER, {"type": "function", "name": "ls", "parameters": {"type": "obj
 CALLING = [form for form in T.FORMATS if form is not T.NONE]
 DS_ALL, DS, SEP, DS_END, DS_ALL_END = (
     f"<｜tool▁{word}｜>" for word in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end"))
+K_ALL, K, K_ARGS, K_END, K_ALL_END = (
+    f"<|tool_{word}|>" for word in ("calls_section_begin", "call_begin", "call_argument_begin", "call_end", "calls_section_end"))
 LS, ROOT = ("ls", {}), ("ls", {"p": "/"})
 OSLO = ("weather", {"city": "Oslo"})
 BERGEN = ("weather", {"city": "Bergen", "days": 2})
@@ -51,6 +53,24 @@ EXAMPLES = [
     ("deepseek", f'{DS_ALL}{DS}weather{SEP}{{"city": "Oslo"}}{DS_END}{DS}ls{SEP}{{}}{DS_END}{DS_ALL_END}', "", [OSLO, LS]),
     ("deepseek", f'So:{DS_ALL}{DS}function{SEP}weather\n```json\n{{"city": "Oslo"}}\n```{DS_END}{DS_ALL_END}', "So:", [OSLO]),
     ("deepseek", f'{DS}ls{SEP}{{"p": "/"}}{DS_END}', "", [ROOT]),
+    ("kimi", f'{K_ALL}{K}functions.weather:0{K_ARGS}{{"city": "Oslo"}}{K_END}{K}functions.ls:1{K_ARGS}{{}}{K_END}{K_ALL_END}', "", [OSLO, LS]),
+    ("kimi", f'Well.{K_ALL}\n{K}\nweather:7 {K_ARGS} {{"city": "Oslo"}}{K_END}\n{K_ALL_END}', "Well.", [OSLO]),
+    ("kimi", f'{K}functions.ls{K_ARGS}{{"p": "/"}}', "", [("functions.ls", {"p": "/"})]),
+    ("minimax", '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Bergen</parameter>\n<parameter name="days">2</parameter>\n'
+     '</invoke>\n<invoke name="ls">\n</invoke>\n</minimax:tool_call>', "", [BERGEN, LS]),
+    ("minimax", 'So.\n<minimax:tool_call><invoke name="run"><parameter name="cmd">echo "</parameter>"\n</parameter></invoke></minimax:tool_call>',
+     "So.", [("run", {"cmd": 'echo "</parameter>"\n'})]),
+    ("minimax", '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Oslo\n<parameter name="days">2</invoke>\n', "",
+     [("weather", {"city": "Oslo\n", "days": 2})]),
+    ("marked", '<|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}, {"name": "ls", "arguments": {}}]', "", [OSLO, LS]),
+    ("marked", '<|tool_call|>[{"name": "ls", "arguments": {"p": "/"}}]<|/tool_call|>', "", [ROOT]),
+    ("marked", 'Hm.\n<tool_calls>[\n{"name": "ls", "arguments": {}},\n{"name": "weather", "arguments": {"city": "Oslo"}}\n]</tool_calls>', "Hm.",
+     [LS, OSLO]),
+    ("marked", '<tool_calls>\n{"name": "ls", "arguments": {}}\n{"name": "ls", "arguments": {"p": "/"}}\n</tool_calls>', "", [LS, ROOT]),
+    ("marked", '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": "Oslo"}}\n]<|END_ACTION|>', "", [OSLO]),
+    ("marked", '<|action_start|><|plugin|>\n{"name": "ls", "parameters": {}}<|action_end|>', "", [LS]),
+    ("tags", '<|tool_call|>[{"name": "ls", "arguments": {}}]<|/tool_call|>', "", [LS]),
+    ("llama", '<|python_start|>[weather(city="Oslo"), ls(p="/")]<|python_end|>', "", [OSLO, ROOT]),
     ("lfm", "<|tool_call_start|>[weather(city='Oslo'), weather(city=\"Bergen\", days=2)]<|tool_call_end|>Wait.", "Wait.",
      [OSLO, BERGEN]),
     ("lfm", "<|tool_call_start|>[run(cmd='it's 'so'')]<|tool_call_end|>", "", [("run", {"cmd": "it's 'so'"})]),
@@ -97,6 +117,10 @@ TEXTS = {
         "<function=run>\n<parameter=cmd>\nrm -rf /home", "<function=weather>\n<parameter=days>\n2\n</parameter>\n"],
     "mistral": ["[TOOL_CALLS]nothing here", '[TOOL_CALLS][{"name": "ls", "argum', '[TOOL_CALLS]ls[ARGS]{"p": '],
     "deepseek": [f"{DS_ALL}{DS}ls{SEP}{{", f"{DS_ALL} {DS_ALL_END}"],
+    "kimi": [f"{K_ALL}{K_ALL_END}", f'{K_ALL}{K}functions.ls:0{K_ARGS}{{"p": ', f"{K}functions.ls:0{K_ARGS}ls{K_END}"],
+    "minimax": ['<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Os', "<minimax:tool_call></minimax:tool_call>",
+                '<minimax:tool_call><invoke name="l s"></invoke></minimax:tool_call>', '<invoke name="ls"></invoke>'],
+    "marked": ["<|tool_call|>ls", "<tool_calls>[]</tool_calls>", '<|START_ACTION|>[{"tool_name": "ls", "parameters": {"p": "'],
     "lfm": [
         "<|tool_call_start|>[ls('x')]<|tool_call_end|>", "<|tool_call_start|>ls<|tool_call_end|>", "<|tool_call_start|>[ls(p='a"],
     "gemma": ['<|tool_call>call:ls{p:<|"|>x}<tool_call|>', "<|tool_call>ls{}<tool_call|>"],
@@ -175,6 +199,13 @@ def test_events_of_a_call_are_complete_numbered_and_valid():
     ids = [event.id for event in events[::3]]
     assert len(set(ids)) == 3
     assert all(len(i) == 29 and i.startswith("call_") and i[5:].isalnum() for i in ids)
+
+
+def test_kimis_own_ids_are_kept_and_never_twice():
+    """Its templates write them back, and the model counts on: functions.name:N."""
+    text = f"{K_ALL}{K}functions.ls:3{K_ARGS}{{}}{K_END}{K}functions.ls:3{K_ARGS}{{}}{K_END}{K_ALL_END}"
+    first, second = (call.id for call in T.KIMI.parse(text, TOOLS)[1])
+    assert first == "functions.ls:3" and re.fullmatch(r"call_\w{24}", second)
 
 
 def test_mistral_ids_are_what_its_templates_insist_on():
@@ -355,19 +386,17 @@ def test_harmony_call_without_whole_arguments_is_shown_with_its_header(inner):
 
 # --- choosing -----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("template", "family", "expected"), [
-    ("{{ '<tool_call>\n' }}", None, "tags"), ("<tool_call><arg_key>", "glm4-moe", "tags"),
-    ("<tool_call>\n<function=x>", "qwen3-moe", "function"), ("'[TOOL_CALLS]' + name", None, "mistral"),
-    ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", None, "deepseek"), ("<|tool_call_start|>[", None, "lfm"),
-    ("<|tool_list_start|>", None, "lfm"), ("'<|tool_call>call:'", "gemma4", "gemma"),
-    ("<start_function_call>", "gemma3", "gemma"), ("<|start|>assistant<|channel|>final<|message|>", None, "harmony"),
-    ("<|python_tag|>", None, "llama"),
-    ('Respond in the format {"name": function name, "parameters": dictionary of argument name', "llama", "llama"),
-    ("<|im_start|>", "lfm2_moe", "lfm"), ("<start_of_turn>", "gemma3", "gemma3"), (None, "gpt-oss", "harmony"),
-    (None, "Qwen3-MoE", "tags"), ("<|im_start|>", None, "none"), (None, None, "none"), ("", "storyteller", "none"),
+@pytest.mark.parametrize(("template", "expected"), [
+    ("{{ '<tool_call>\n' }}", "tags"), ("<tool_call><arg_key>", "tags"), ("<tool_call>\n<function=x>", "function"),
+    ("'[TOOL_CALLS]' + name", "mistral"), ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "deepseek"), ("<|tool_call_start|>[", "lfm"),
+    ("<|tool_list_start|>", "lfm"), ("'<|tool_call>call:'", "gemma"), ("<start_function_call>", "gemma"),
+    ("<|start|>assistant<|channel|>final<|message|>", "harmony"), ("<|python_tag|>", "llama"), ("'<|python_start|>' + call", "llama"),
+    ('Respond in the format {"name": function name, "parameters": dictionary of argument name', "llama"),
+    ("<|tool_calls_section_begin|><|tool_call_begin|>", "kimi"), ('<minimax:tool_call>\n<invoke name="', "minimax"),
+    ("'<|tool_call|>' + calls", "marked"), ("<tool_calls>[", "marked"), ("<|START_ACTION|>[", "marked"), ("<|im_start|>", "none"), (None, "none"),
 ])
-def test_format_is_chosen_by_what_the_template_writes(template, family, expected):
-    assert parser_for(template, family).name == expected
+def test_format_is_chosen_by_what_the_template_writes(template, expected):
+    assert parser_for(template).name == expected
 
 
 # --- anything -----------------------------------------------------------------------------------------------------------
@@ -375,7 +404,7 @@ def test_format_is_chosen_by_what_the_template_writes(template, family, expected
 WORDS = [
     *sorted({word for form in CALLING for word in form.openers}), "</tool_call>", "<function=", "run", ">", "<parameter=", "cmd",
     "</parameter>", "</function>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "[ARGS]", "[CALL_ID]", SEP, DS_END,
-    DS_ALL_END, "<|tool_call_end|>", "call:", '<|"|>', "<escape>", "<tool_call|>", "```", "to=functions.", "<|constrain|>json",
+    DS_ALL_END, K_ARGS, K_END, K_ALL_END, '<invoke name="', '<parameter name="', '">', "</invoke>", "</minimax:tool_call>", "<|tool_call_end|>", "call:", '<|"|>', "<escape>", "<tool_call|>", "```", "to=functions.", "<|constrain|>json",
     "<|message|>", "analysis", '{"name": "run", "arguments": {"cmd": "x"}}', '{"name": "', '", "arguments": {', "run(cmd='x')",
     *"{}[]()'\"\\,:;=1 \n客", "true", "\\ud800"]
 
