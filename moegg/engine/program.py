@@ -9,7 +9,6 @@ from typing import Any
 from moegg.arch import (
     DeltaNet,
     Gqa,
-    Layer,
     Lightning,
     LowRank,
     Mamba,
@@ -72,11 +71,12 @@ class Op:
 @dataclass
 class Program:
     """ops in order; widths: floats per buffer; attn, moe: the layers with KV state and with experts, in order; readers: all attention
-    layers and whose KV state they read; mixers: layers with a float state, and the names of their buffers."""
+    layers and whose KV state they read; mixers: layers with a float state, and the names of their buffers; lookahead: see lower()."""
     model: Model
     ops: list[Op] = field(default_factory=list)
     widths: list[int] = field(default_factory=lambda: [0] * (LAT + 1))
     attn: list[Gqa | Mla] = field(default_factory=list)
+    lookahead: bool = False
     readers: list[tuple[Gqa | Mla, int]] = field(default_factory=list)
     kv_of: dict[int, int] = field(default_factory=dict)         # layer -> index in attn
     moe: list[Moe] = field(default_factory=list)
@@ -131,8 +131,9 @@ class Program:
 
 
 def lower(model: Model, lookahead: bool = False) -> Program:
-    """The program of one forward pass. lookahead: before the FFN of a layer, guess which experts the next layer will choose."""
-    p, d = Program(model), model.d
+    """The program of one forward pass. lookahead: before the FFN of a layer, but after what it needs itself was asked for, guess which
+    experts the next layer will choose."""
+    p, d = Program(model, lookahead=lookahead), model.d
     p.widen(d * model.streams, X)
     p.widen(d, XN, Y)
     p.add("embed", dst=X, linears=(Linear(model.embed, None, X),), scale=model.embed_scale)
@@ -155,8 +156,8 @@ def lower(model: Model, lookahead: bool = False) -> Program:
                 LOWER[type(block)](p, i, block, XN)
                 p.add("inject", layer=i, src=Y, src2=INJECT, dst=X, n=d, streams=model.streams)
                 continue
-            if lookahead and part:
-                _lookahead(p, i, layer, model.layers[i + 1] if i + 1 < len(model.layers) else None)
+            if part and not isinstance(block, Moe):
+                _lookahead(p, i)
             normed = X if layer.normed else XN
             if norm:
                 p.add("norm", layer=i, src=X, dst=normed, norm=norm, n=d)
@@ -178,12 +179,14 @@ def lower(model: Model, lookahead: bool = False) -> Program:
     return p
 
 
-def _lookahead(p: Program, i: int, layer: Layer, after: Layer | None) -> None:
-    """The next layer's router on what the residual stream is now. XN and the router's results are free until this layer's norm."""
-    if after is None or not isinstance(f := after.ffn, Moe) or after.normed or layer.parallel:
+def _lookahead(p: Program, i: int) -> None:
+    """The next layer's router on what the residual stream is now. Y is free until an FFN writes it, the router's results once they are
+    grouped by expert."""
+    layer, after = p.model.layers[i], p.model.layers[i + 1] if i + 1 < len(p.model.layers) else None
+    if not p.lookahead or after is None or not isinstance(f := after.ffn, Moe) or after.normed or layer.parallel:
         return
     if isinstance(norm := f.router_norm or after.ffn_norm, Norm):
-        p.add("lookahead", layer=i, src=X, dst=XN, norm=norm, n=p.model.d, moe=f, moe_index=len(p.moe) + isinstance(layer.ffn, Moe),
+        p.add("lookahead", layer=i, src=X, dst=Y, norm=norm, n=p.model.d, moe=f, moe_index=len(p.moe) + isinstance(layer.ffn, Moe),
               scale=f.router_scale)
 
 
@@ -270,6 +273,7 @@ def _moe(p: Program, i: int, f: Moe, x: int) -> None:
     if f.router_norm:
         p.add("norm", layer=i, src=X, dst=ATT, norm=f.router_norm, n=d, scale=f.router_scale)
     p.add("route", src=ATT if f.router_norm else x, **moe)
+    _lookahead(p, i)
     if f.shared:
         _mlp(p, i, f.shared, x)
     if f.shared_gate:

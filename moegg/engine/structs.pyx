@@ -226,7 +226,6 @@ cdef int fill_moe(arena, mg_moe_layer *l, m, int index, dict weights, ref) excep
     r = m.router
     l.layer, l.index, l.n_expert, l.top_k = m.experts.layer, index, m.experts.n, r.top_k
     l.width, l.act, l.weigh_input, l.adds = m.experts.width, _ACTS[m.act], m.weigh_input, m.adds
-    l.ahead = m.shared is not None
     l.score, l.renormalise, l.scale, l.jitter = _SCORES[r.score], r.renormalise, r.scale, r.jitter
     l.n_group, l.top_group, l.group_sum, l.sum_eps, l.sum_min = r.n_group, r.top_group, r.group_score == "top2", r.sum_eps, r.sum_min
     fill_mat(&l.router, weights, r.weight, r.bias)

@@ -100,7 +100,7 @@ cdef extern from "exec.h" nogil:
         const float *sinks
         int32_t nope, rope_dim
     ctypedef struct mg_moe_layer:
-        int32_t layer, index, n_expert, top_k, width, act, renormalise, score, n_group, top_group, group_sum, weigh_input, adds, ahead
+        int32_t layer, index, n_expert, top_k, width, act, renormalise, score, n_group, top_group, group_sum, weigh_input, adds
         float scale, sum_eps, sum_min, jitter
         const float *select_bias
         const float *expert_scale

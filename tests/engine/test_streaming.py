@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from moegg.engine.program import lower
 from moegg.errors import BudgetTooSmall, Cancelled, IOFailure
 from moegg.formats.container import Container
 from moegg.io.profile import Profile, Reading
@@ -130,13 +131,40 @@ def test_every_family_has_the_same_bits_under_the_least_budget(name, tmp_path):
 
 
 def test_a_router_ahead_of_the_dense_block_asks_for_what_is_used_and_nothing_else(tmp_path):
-    """gemma4 chooses from the raw residual stream: without any guessing, records are asked for before its dense MLP runs."""
+    """gemma4 chooses from the raw residual stream: records are asked for before the next layer's are guessed and its dense MLP runs."""
     path = convert_to(oracle.rebuild("gemma4_text", tmp_path / "hf"), tmp_path, "f32")
     want = decode(open_engine(path, ctx=256), IDS[:20], 12)
     engine = open_engine(path, ctx=256, ubatch=1, ram=ram_for(path, 0, ubatch=1), io="direct", lookahead=0)
     np.testing.assert_array_equal(decode(engine, IDS[:20], 12), want)
     n = engine.store.counters()
-    assert n["evictions"] > 0 and n["predicted"] > 0 and n["wasted"] == 0
+    assert n["evictions"] > 0 and n["predicted"] == 0
+    assert n["demanded"] == n["misses"] * engine.container.layers[0].record_bytes
+    kinds = [op.kind for op in lower(engine.model, lookahead=True).ops if op.layer == 2]
+    assert kinds[kinds.index("route"):] == ["route", "lookahead", "linear", "glu", "linear", "norm", "norm", "moe", "norm", "add", "add", "scale"]
+
+
+def test_a_pass_stopped_while_records_are_held_lets_go_of_them(tmp_path, monkeypatch):
+    """Held for good, they would fill the cache: after some cancelled answers the least budget would be too small."""
+    path = convert_to(oracle.rebuild("gemma4_text", tmp_path / "hf"), tmp_path, "f32")
+    want, ram = decode(open_engine(path, ctx=256), IDS[:20], 12), ram_for(path, 0)
+
+    class Stopping(faults.Faults):
+        stop = None
+
+        def _read(self, *args):
+            if self.stop:
+                self.stop()                      # by an I/O thread, while the dense block runs or later
+            return super()._read(*args)
+    hook = Stopping()
+    monkeypatch.setattr("moegg.engine.engine.ExpertStore", lambda *a, **k: ExpertStore(*a, **k, hook=hook.address))
+    engine = open_engine(path, ctx=256, ram=ram, io="direct")
+    hook.stop = engine.cancel
+    for i in range(20):
+        with pytest.raises(Cancelled):
+            engine.step([(engine.session(), IDS[i:i + 40])])
+    hook.stop = None
+    engine.release()
+    np.testing.assert_array_equal(decode(engine, IDS[:20], 12), want)
 
 
 def test_several_sessions_in_a_pass_agree_when_streamed(files):

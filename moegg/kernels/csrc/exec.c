@@ -1,44 +1,49 @@
 /* exec.c - the executor: walks the op list, one function per kind (op_*.c, moe.c), allocates nothing. */
 #include "exec_int.h"
 
+static int run_op(mg_exec *e, const mg_op *op) {
+    int status = MG_OK;
+    switch (op->kind) {
+    case MG_OP_EMBED: status = mg_op_embed(e, op); break;
+    case MG_OP_NORM: mg_op_norm(e, op); break;
+    case MG_OP_LINEAR: mg_op_linear(e, op); break;
+    case MG_OP_ROPE_KV: mg_op_rope_kv(e, op); break;
+    case MG_OP_ATTENTION: mg_op_attention(e, op); break;
+    case MG_OP_ADD: mg_op_add(e, op); break;
+    case MG_OP_GLU: mg_op_glu(e, op); break;
+    case MG_OP_ACT: mg_op_act(e, op); break;
+    case MG_OP_SCALE: mg_op_scale(e, op); break;
+    case MG_OP_PER_LAYER: mg_op_per_layer(e, op); break;
+    case MG_OP_HEADS: mg_op_heads(e, op); break;
+    case MG_OP_LATENT: mg_op_latent(e, op); break;
+    case MG_OP_GATE_HEADS: mg_op_gate_heads(e, op); break;
+    case MG_OP_GATE: mg_op_gate(e, op); break;
+    case MG_OP_ROUTE: mg_op_route(e, op); break;
+    case MG_OP_MOE: status = mg_op_moe(e, op); break;
+    case MG_OP_HEAD: mg_op_head(e, op); break;
+    case MG_OP_CONV: mg_op_conv(e, op); break;
+    case MG_OP_MATRIX: mg_op_matrix(e, op); break;
+    case MG_OP_SCAN: mg_op_scan(e, op); break;
+    case MG_OP_INDEX: mg_op_index(e, op); break;
+    case MG_OP_SPARSE: mg_op_sparse(e, op); break;
+    case MG_OP_REPEAT: case MG_OP_GROUPED_NORM: case MG_OP_SQUASH: case MG_OP_MIX: case MG_OP_INJECT: case MG_OP_NGRAM: case MG_OP_PLE:
+        mg_op_streams(e, op);
+        break;
+    case MG_OP_LOOKAHEAD:
+        if (!e->store || !e->lookahead) break;
+        mg_op_norm(e, op);
+        mg_op_lookahead(e, op);
+        break;
+    }
+    return status;
+}
+
 static int run_ops(mg_exec *e, int32_t first, int32_t end) {
     for (int32_t i = first; i < end; i++) {
-        const mg_op *op = &e->ops[i];
-        int status = MG_OK;
-        if (e->cancel && *e->cancel) return MG_E_CANCEL;
-        switch (op->kind) {
-        case MG_OP_EMBED: status = mg_op_embed(e, op); break;
-        case MG_OP_NORM: mg_op_norm(e, op); break;
-        case MG_OP_LINEAR: mg_op_linear(e, op); break;
-        case MG_OP_ROPE_KV: mg_op_rope_kv(e, op); break;
-        case MG_OP_ATTENTION: mg_op_attention(e, op); break;
-        case MG_OP_ADD: mg_op_add(e, op); break;
-        case MG_OP_GLU: mg_op_glu(e, op); break;
-        case MG_OP_ACT: mg_op_act(e, op); break;
-        case MG_OP_SCALE: mg_op_scale(e, op); break;
-        case MG_OP_PER_LAYER: mg_op_per_layer(e, op); break;
-        case MG_OP_HEADS: mg_op_heads(e, op); break;
-        case MG_OP_LATENT: mg_op_latent(e, op); break;
-        case MG_OP_GATE_HEADS: mg_op_gate_heads(e, op); break;
-        case MG_OP_GATE: mg_op_gate(e, op); break;
-        case MG_OP_ROUTE: mg_op_route(e, op); break;
-        case MG_OP_MOE: status = mg_op_moe(e, op); break;
-        case MG_OP_HEAD: mg_op_head(e, op); break;
-        case MG_OP_CONV: mg_op_conv(e, op); break;
-        case MG_OP_MATRIX: mg_op_matrix(e, op); break;
-        case MG_OP_SCAN: mg_op_scan(e, op); break;
-        case MG_OP_INDEX: mg_op_index(e, op); break;
-        case MG_OP_SPARSE: mg_op_sparse(e, op); break;
-        case MG_OP_REPEAT: case MG_OP_GROUPED_NORM: case MG_OP_SQUASH: case MG_OP_MIX: case MG_OP_INJECT: case MG_OP_NGRAM: case MG_OP_PLE:
-            mg_op_streams(e, op);
-            break;
-        case MG_OP_LOOKAHEAD:
-            if (!e->store || !e->lookahead) break;
-            mg_op_norm(e, op);
-            mg_op_lookahead(e, op);
-            break;
-        }
-        if (status != MG_OK) return status;
+        const int status = e->cancel && *e->cancel ? MG_E_CANCEL : run_op(e, &e->ops[i]);
+        if (status == MG_OK) continue;
+        mg_moe_drop(e);
+        return status;
     }
     return MG_OK;
 }

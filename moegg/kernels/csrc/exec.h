@@ -62,7 +62,6 @@ typedef struct {
     int32_t score, n_group, top_group, group_sum;       /* group_sum: a group counts as its two best experts, else as its best */
     int32_t weigh_input;                        /* weights multiply what experts read, else what they give */
     int32_t adds;                               /* experts are added to what dst holds */
-    int32_t ahead;                              /* other work lies between the choice and the experts: records are asked for at once */
     float scale, sum_eps, sum_min, jitter;
     const float *select_bias, *expert_scale;    /* NULL: none; [n_expert] */
     mg_mat router;
@@ -147,6 +146,8 @@ typedef struct {
     int32_t *expert_ids, *expert_first;         /* [max_experts], [max_experts + 1] */
     int32_t *expert_uses, *batch;               /* [max_experts] x 2 */
     uint8_t *expert_state;                      /* [max_experts] of mg_store_request */
+    int32_t n_chosen;                           /* experts of the layer that was routed last */
+    const mg_moe_layer *held;                   /* NULL, or that layer, while the store holds records for it */
     const uint8_t **records; /* [max_experts] */
     float *route_logits, *route_choice;         /* [max_tokens, pad16(max_experts)] x 2 */
     int32_t *route_idx;      /* [max_tokens, top_k] */

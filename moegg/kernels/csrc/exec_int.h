@@ -57,6 +57,7 @@ void mg_rope_row(const mg_exec *e, const mg_rope *rope, int64_t i, const float *
 void mg_op_gate(mg_exec *e, const mg_op *op);
 void mg_op_route(mg_exec *e, const mg_op *op);
 int mg_op_moe(mg_exec *e, const mg_op *op);              /* MG_OK, MG_E_CANCEL, MG_E_FETCH */
+void mg_moe_drop(mg_exec *e);                            /* the pass ends early */
 void mg_op_lookahead(mg_exec *e, const mg_op *op);
 void mg_op_conv(mg_exec *e, const mg_op *op);            /* mixers.c */
 void mg_op_matrix(mg_exec *e, const mg_op *op);

@@ -1,7 +1,7 @@
 /* moe.c - the MoE ops: route (route.c), bring the chosen experts in, compute them as they arrive, sum.
  *
- * Routing is an op of its own, so that what lies between it and the experts (a shared expert, a dense block) is computed while
- * records load. Outputs are stored per (token, rank) and summed in rank order, so neither the order in which experts arrive nor the number that
+ * Routing is an op of its own that asks the store for the records, so that what lies between it and the experts (the guess of the
+ * next layer's, a shared expert, a dense block) is computed while they load; they are held meanwhile. Outputs are stored per (token, rank) and summed in rank order, so neither the order in which experts arrive nor the number that
  * fits into memory at once changes a bit. Experts in memory are computed first, while the others load; when a layer needs more
  * than the store can hold, it goes in waves.
  */
@@ -126,25 +126,36 @@ static void combine_task(void *ctx, int64_t begin, int64_t end, int worker) {
         float *y = c->dst + t * c->ld_dst;
         if (!c->l->adds) memset(y, 0, (size_t)c->l->part[2].rows * 4);
         for (int64_t p = t * c->l->top_k; p < (t + 1) * c->l->top_k; p++)
-            mg_ops.axpy(c->l->weigh_input ? 1.0f : e->route_w[p], e->pair_out + e->pair_of[p] * c->ld_dst, y, c->l->part[2].rows);
+            mg_ops.axpy(c->l->weigh_input ? 1.0f : e->pair_w[e->pair_of[p]], e->pair_out + e->pair_of[p] * c->ld_dst, y, c->l->part[2].rows);
     }
 }
 
 /* --- streaming ---------------------------------------------------------------------------------------------------------- */
 
-/* All n experts through the store: asked for at once, computed as they are there. */
-static int streamed(mg_exec *e, const mg_moe_layer *l, int64_t ld_dst, int n) {
-    int left = n, status = MG_OK;
-    const int32_t *uses = e->expert_uses;
-    for (int i = 0; i < n; i++) {
+/* Asks for all experts of the layer, and holds those that are there or on their way. */
+static void ask(mg_exec *e, const mg_moe_layer *l) {
+    for (int i = 0; i < e->n_chosen; i++) {
         e->expert_uses[i] = e->expert_first[i + 1] - e->expert_first[i];
         e->expert_state[i] = MG_ABSENT;
     }
+    e->held = l;
+    mg_store_request(e->store, l->index, e->n_chosen, e->expert_ids, e->expert_uses, e->records, e->expert_state);
+}
+
+/* Lets go of what a pass that ends between route and experts still holds. */
+void mg_moe_drop(mg_exec *e) {
+    if (e->held) mg_store_release(e->store, e->held->index, e->n_chosen, NULL, e->expert_ids, e->expert_state);
+    e->held = NULL;
+}
+
+/* All experts through the store: computed as they are there; for what there was no room it is asked again. */
+static int streamed(mg_exec *e, const mg_moe_layer *l, int64_t ld_dst) {
+    const int n = e->n_chosen;
+    int left = n, status = MG_OK;
     while (left && status == MG_OK) {
         int absent = 0, ready = 0, m = 0;
         for (int i = 0; i < n; i++) absent += e->expert_state[i] == MG_ABSENT;
-        if (absent) mg_store_request(e->store, l->index, n, e->expert_ids, uses, e->records, e->expert_state);
-        uses = NULL;
+        if (absent) mg_store_request(e->store, l->index, n, e->expert_ids, NULL, e->records, e->expert_state);
         for (int i = 0; i < n; i++) ready += e->expert_state[i] == MG_READY;
         for (int i = 0; i < n && (ready == left || m < BATCH); i++)
             if (e->expert_state[i] == MG_READY) e->batch[m++] = i;
@@ -157,7 +168,7 @@ static int streamed(mg_exec *e, const mg_moe_layer *l, int64_t ld_dst, int n) {
         left -= m;
         if (left && e->cancel && *e->cancel) status = MG_E_CANCEL;
     }
-    if (status != MG_OK) mg_store_release(e->store, l->index, n, NULL, e->expert_ids, e->expert_state);
+    if (status == MG_OK) e->held = NULL;                     /* else mg_moe_drop lets go of the rest */
     return status;
 }
 
@@ -179,7 +190,7 @@ static void predict(mg_exec *e, const mg_moe_layer *l, int ranks) {
     mg_store_predict(e->store, l->index, n, e->batch);
 }
 
-/* Chooses the experts of each token, and asks the store for those that are not there. */
+/* Chooses the experts of each token, and asks the store for them. */
 void mg_op_route(mg_exec *e, const mg_op *op) {
     const mg_moe_layer *l = op->moe;
     const int64_t pairs = (int64_t)e->n_tokens * l->top_k;
@@ -188,20 +199,21 @@ void mg_op_route(mg_exec *e, const mg_op *op) {
         memcpy(e->capture_idx + l->index * pairs, e->route_idx, (size_t)pairs * 4);
         memcpy(e->capture_w + l->index * pairs, e->route_w, (size_t)pairs * 4);
     }
-    if (e->store && l->ahead) predict(e, l, l->top_k);
+    e->n_chosen = group_pairs(e, l);
+    if (e->store) ask(e, l);
 }
 
 /* The experts that mg_op_route has chosen; their sum is written to dst, or added to it if the layer `adds`. */
 int mg_op_moe(mg_exec *e, const mg_op *op) {
     const mg_moe_layer *l = op->moe;
     const int64_t ld_dst = e->ld[op->dst];
+    const int n = e->n_chosen;
     moe_ctx c = {e, l, e->buf[op->dst], ld_dst};
     int status = MG_OK;
-    const int n = group_pairs(e, l);
     prepare(e, l, op->src);
     if (l->part[0].tally) tally_gate(e, l, e->buf[op->src], e->ld[op->src], n);
     if (e->store) {
-        status = streamed(e, l, ld_dst, n);
+        status = streamed(e, l, ld_dst);
     } else {
         for (int i = 0; i < n; i++) {
             e->records[i] = l->base + l->stride * l->slot[e->expert_ids[i]];
@@ -213,7 +225,8 @@ int mg_op_moe(mg_exec *e, const mg_op *op) {
     return status;
 }
 
-/* Runs a later layer's router on what the residual stream is now (normed into dst) and tells the store. */
+/* Runs a later layer's router on what the residual stream is now (normed into dst) and tells the store. What this layer has chosen
+ * is grouped by then: only the arrays of route.c are written anew. */
 void mg_op_lookahead(mg_exec *e, const mg_op *op) {
     const mg_moe_layer *l = op->moe;
     mg_route(e, l, op->dst);
