@@ -178,7 +178,7 @@ def repaired(head: dict, data: bytes) -> tuple[dict, bytes]:
     at, out = 0, {}
     for name, e in head.items():
         try:
-            nbytes = math.prod(e["shape"]) * DTYPE_BITS[e["dtype"]] // 8
+            nbytes = math.prod(e["shape"]) * DTYPE_BITS[e["dtype"]] // 8 if all(type(n) is int for n in e["shape"]) else -1
             ok = 0 <= nbytes < 1 << 20 and at + nbytes < 1 << 22
         except (TypeError, KeyError, IndexError):
             ok = False
