@@ -183,7 +183,8 @@ def scratch_bytes(model: Model, ctx: int, ubatch: int, n_threads: int) -> int:
         n += pairs * (4 * (2 * width + model.d) + _act(width) + 256) + ubatch * (8 * experts + 128) + 512 * experts
     part = 4 * (48 + max((a.value_dim for a in (*attn, *latent)), default=0))
     n += n_threads * QROWS * (4 * TILE + (1 + ITEMS) * part) + 4 * n_threads * QROWS * (ctx // CHUNK + 1) * part
-    n += n_threads * max((8 * (ctx // a.indexer.ratio + a.indexer.budget + 64) for a in attn if a.indexer), default=0)
+    n += n_threads * max((4 * (2 * (ctx // x.ratio + 17) + QROWS * (a.head_dim + 16) + (QROWS + 1) * (x.budget + x.ratio + 16))
+                          for a in attn if (x := a.indexer)), default=0)
     return n + MAX_OUT * 4 * (model.vocab + 16) + len(model.layers) * 8192 + (1 << 16)
 
 

@@ -139,13 +139,14 @@ def test_reading_refuses_half_a_line():
         kernels.Pool(1).read(np.zeros(96, np.uint8))
 
 
-def test_the_int8_loop_counts_its_operations_at_every_level():
-    pool, counts = kernels.Pool(2), []
+@pytest.mark.parametrize("loop", ["int8", "fma"])
+def test_the_loops_count_their_operations_at_every_level(loop):
+    run, counts = getattr(kernels.Pool(2), loop), []
     try:
         for level in kernels.levels():
             kernels.select(level)
-            counts.append(pool.int8(4))
-            assert pool.int8(8) == 2 * counts[-1] > 0
+            counts.append(run(4))
+            assert run(8) == 2 * counts[-1] > 0
     finally:
         kernels.select()
     assert counts == sorted(counts)
@@ -315,6 +316,31 @@ def test_gemv_reads_whole_groups(script):
     gemv = script("gemv")
     data = np.full(100_000, 0x2e, np.uint8)
     assert all(len(gemv.rates(q, data, 256, kernels.Pool(2), 2)) == 2 for q in ("q4_0", "q6_k", "bf16"))
+
+
+@pytest.mark.parametrize("name, changes, ops", [
+    ("deltanet", {"hidden_size": 64, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
+     {"conv", "matrix"}),
+    ("mla", {"hidden_size": 64, "q_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2},
+     {"latent", "heads", "attention"})])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_mixers_are_timed_op_by_op(script, monkeypatch, name, changes, ops, tokens):
+    mixers = script("mixers")
+    case = mixers.CASES[name]
+    config = tiny.config(case.arch, **changes, intermediate_size=64, moe_intermediate_size=32, shared_expert_intermediate_size=32)
+    monkeypatch.setattr(mixers, "CASES", mixers.CASES | {name: replace(case, config=config)})
+    monkeypatch.setattr(mixers, "limits", lambda level, threads: (1e9, 1e9))
+    got = list(mixers.records(name, kernels.level(), 1, 64, tokens, 1, mixers.Bytes(1), 1))
+    assert {r["op"] for r in got} == ops | {"others"} and all(r["us"] > 0 and r["products_us"] > 0 for r in got)
+    assert all(r["limit_us"] > 0 for r in got if r["op"] in ("matrix", "attention")) and {r["depth"] for r in got} == {64 if tokens == 1 else 0}
+
+
+def test_what_a_mixer_does_at_least(script):
+    mixers = script("mixers")
+    layer = mixers.model_of(mixers.CASES["deltanet"], 1).layers[0]
+    assert mixers.floor("matrix", layer, 0, 512) == (8 * 32 * 128 * 128, 4 * 32 * 128 * 128 * 512)
+    layer = mixers.model_of(mixers.CASES["sinks-window"], 1).layers[0]
+    assert mixers.floor("attention", layer, 4096, 1) == (2 * 8 * 128 * 128, 64 * 128 * 128)
 
 
 def test_records_repeat_machine_and_work(script, capsys):

@@ -194,6 +194,13 @@ def int8_rate(n_threads: int) -> float:
     return _best(pool.int8(items), partial(pool.int8, items))
 
 
+def fma_rate(n_threads: int) -> float:
+    """Float operations per second of n_threads, likewise."""
+    pool = Pool(n_threads)
+    items = INT8_ITEMS * n_threads
+    return _best(pool.fma(items), partial(pool.fma, items))
+
+
 def machine() -> dict[str, Any]:
     """What the numbers belong to."""
     cpu = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]

@@ -46,6 +46,7 @@ cdef class Executor:
     cdef int32_t mark_at[256]
     cdef int32_t mark_slot[256]
     cdef int32_t own_flag
+    cdef object op_ns
     cdef int32_t *flag
 
     def __cinit__(self):
@@ -71,8 +72,8 @@ cdef class Executor:
         self.e.attn_scratch_floats = MG_QROWS * (MG_TILE + (1 + MG_ATTN_ITEMS) * part)
         self.e.attn_scratch = <float *>self.take(n_threads * self.e.attn_scratch_floats * 4)
         self.e.max_split_rows = 4 * n_threads * MG_QROWS
-        picks = [a.indexer for a in program.attn if a.indexer]
-        self.e.sparse_floats = max((2 * pad16(ctx // x.ratio + 1) + 2 * pad16(x.budget + x.ratio) for x in picks), default=0)
+        self.e.sparse_floats = max((2 * pad16(ctx // x.ratio + 1) + MG_QROWS * pad16(a.head_dim) + (MG_QROWS + 1) * pad16(x.budget + x.ratio)
+                                    for a in program.attn if (x := a.indexer)), default=0)
         self.e.sparse_scratch = <float *>self.take(n_threads * self.e.sparse_floats * 4 + 64)
         self.e.attn_parts = <float *>self.take(self.e.max_split_rows * (ctx // MG_CHUNK + 1) * part * 4)
         self.e.cancel = self.flag
@@ -179,6 +180,13 @@ cdef class Executor:
     def nbytes(self) -> int:
         """Bytes of buffers and tables."""
         return self.arena.nbytes
+
+    def clock(self):
+        """Int64 [ops], to which every later pass adds the nanoseconds that each op of the program took."""
+        self.op_ns = np.zeros(self.e.n_ops, np.int64)
+        cdef int64_t[::1] ns = self.op_ns
+        self.e.op_ns = &ns[0]
+        return self.op_ns
 
     def cancel(self):
         """Makes the running pass, or the next one, stop before its next op; safe from any thread and a signal handler."""

@@ -28,6 +28,7 @@ cdef extern from "<unistd.h>" nogil:
 cdef extern from "measure.h" nogil:
     uint64_t mg_measure_read(mg_pool *p, const void *data, int64_t nbytes, int64_t ahead)
     int64_t mg_measure_int8(mg_pool *p, int64_t items)
+    int64_t mg_measure_fma(mg_pool *p, int64_t items)
 
 
 # --- checks -------------------------------------------------------------------------------------------------------------
@@ -322,6 +323,13 @@ cdef class Pool:
         cdef int64_t n = items, ops
         with nogil:
             ops = mg_measure_int8(self.ptr, n)
+        return ops
+
+    def fma(self, items: int):
+        """The same of float multiply-adds."""
+        cdef int64_t n = items, ops
+        with nogil:
+            ops = mg_measure_fma(self.ptr, n)
         return ops
 
 

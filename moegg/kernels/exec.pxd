@@ -222,3 +222,4 @@ cdef extern from "exec.h" nogil:
         int32_t *capture_idx
         float *capture_w
         const int32_t *cancel
+        int64_t *op_ns

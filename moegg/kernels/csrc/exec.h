@@ -136,7 +136,7 @@ typedef struct {
     int64_t attn_scratch_floats;
     float *attn_parts;       /* [max_split_rows, chunks of the longest context] partial results of a split context */
     int32_t max_split_rows;
-    float *sparse_scratch;   /* one per worker: block scores, weights, positions */
+    float *sparse_scratch;   /* one per worker: block scores, sums and weights of MG_QROWS heads, positions */
     int64_t sparse_floats;
     int32_t *blocks;         /* [max_tokens + 1] attention blocks */
     struct mg_job *jobs;     /* [2 * max_experts + 4] */
@@ -169,6 +169,7 @@ typedef struct {
     int32_t *capture_idx;                       /* NULL, or [n_moe][n_tokens][top_k] router choices and weights */
     float *capture_w;
     volatile const int32_t *cancel;             /* NULL, or non-zero: stop before the next op */
+    int64_t *op_ns;                             /* NULL, or [n_ops]: nanoseconds that each op took are added */
 } mg_exec;
 
 size_t mg_job_bytes(void);

@@ -1,8 +1,9 @@
-/* measure.c - loops that reach a machine's limits: reading memory once, and int8 dot products without memory.
+/* measure.c - loops that reach a machine's limits: reading memory once, int8 dot products and float multiply-adds without memory.
  *
- * Both are split over the pool as the engine's work is. The int8 loop of a level uses the instruction of its kernels.
+ * All are split over the pool as the engine's work is. The loops of a level use the instructions of its kernels.
  */
 #include "measure.h"
+#include <math.h>
 #include <string.h>
 
 #if defined(__x86_64__)
@@ -44,7 +45,6 @@ uint64_t mg_measure_read(mg_pool *p, const void *data, int64_t nbytes, int64_t a
 /* Independent chains hide the latency; they start from different values, so that no compiler makes them one. */
 enum { STEPS = 4096, CHAINS = 12 };
 #define EACH _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++)
-typedef struct { const char *level; int64_t ops; int32_t (*loop)(int32_t seed); } int8_level;       /* ops: per chain and step */
 
 static int32_t int8_generic(int32_t seed) {
     int8_t a[16], b[16];
@@ -116,39 +116,86 @@ INT8_ARM(i8mm, "i8mm", vmmlaq_s32)
 #endif
 #endif
 
-static const int8_level LEVELS[] = {            /* a level without a row counts as generic */
-    {"generic", 2 * 16, int8_generic},
+/* --- float ---------------------------------------------------------------------------------------------------------------- */
+
+/* s = s * a + b with |a| < 1 stays an ordinary number. */
+static int32_t fma_generic(int32_t seed) {
+    float s[CHAINS], sum = 0;
+    EACH s[i] = (float)(seed + i);
+    for (int n = 0; n < STEPS; n++) EACH s[i] = fmaf(s[i], 0.5f, 1.0f);
+    EACH sum += s[i];
+    return (int32_t)sum;
+}
+
 #if defined(__x86_64__)
-    {"avx2", 2 * 32, int8_avx2},
-    {"avxvnni", 2 * 32, int8_avxvnni},
-    {"avx512", 2 * 64, int8_avx512},
+__attribute__((target("avx512f"))) static int32_t fma_avx512(int32_t seed) {
+    __m512 s[CHAINS], a = _mm512_set1_ps(0.5f), b = _mm512_set1_ps(1.0f), sum = b;
+    EACH s[i] = _mm512_set1_ps((float)(seed + i));
+    for (int n = 0; n < STEPS; n++) EACH s[i] = _mm512_fmadd_ps(s[i], a, b);
+    EACH sum = _mm512_add_ps(sum, s[i]);
+    return _mm_cvtss_si32(_mm512_castps512_ps128(sum));
+}
+
+__attribute__((target("avx2,fma"))) static int32_t fma_avx2(int32_t seed) {
+    __m256 s[CHAINS], a = _mm256_set1_ps(0.5f), b = _mm256_set1_ps(1.0f), sum = b;
+    EACH s[i] = _mm256_set1_ps((float)(seed + i));
+    for (int n = 0; n < STEPS; n++) EACH s[i] = _mm256_fmadd_ps(s[i], a, b);
+    EACH sum = _mm256_add_ps(sum, s[i]);
+    return _mm_cvtss_si32(_mm256_castps256_ps128(sum));
+}
 #elif defined(__aarch64__)
-    {"neon", 2 * 16, int8_neon},
+static int32_t fma_neon(int32_t seed) {
+    float32x4_t s[CHAINS], a = vdupq_n_f32(0.5f), b = vdupq_n_f32(1.0f), sum = b;
+    EACH s[i] = vdupq_n_f32((float)(seed + i));
+    for (int n = 0; n < STEPS; n++) EACH s[i] = vfmaq_f32(b, s[i], a);
+    EACH sum = vaddq_f32(sum, s[i]);
+    return (int32_t)vgetq_lane_f32(sum, 0);
+}
+#endif
+
+/* --- both ----------------------------------------------------------------------------------------------------------------- */
+
+typedef struct { int64_t ops; int32_t (*loop)(int32_t seed); } loop;                                /* ops: per chain and step */
+static const struct { const char *level; loop int8, fma; } LEVELS[] = {         /* a level without a row counts as generic */
+    {"generic", {2 * 16, int8_generic}, {2, fma_generic}},
+#if defined(__x86_64__)
+    {"avx2", {2 * 32, int8_avx2}, {2 * 8, fma_avx2}},
+    {"avxvnni", {2 * 32, int8_avxvnni}, {2 * 8, fma_avx2}},
+    {"avx512", {2 * 64, int8_avx512}, {2 * 16, fma_avx512}},
+#elif defined(__aarch64__)
+    {"neon", {2 * 16, int8_neon}, {2 * 4, fma_neon}},
 #ifdef ARM_DOT
-    {"dotprod", 2 * 16, int8_dotprod},
-    {"i8mm", 2 * 32, int8_i8mm},
+    {"dotprod", {2 * 16, int8_dotprod}, {2 * 4, fma_neon}},
+    {"i8mm", {2 * 32, int8_i8mm}, {2 * 4, fma_neon}},
 #else
-    {"dotprod", 2 * 16, int8_neon},
-    {"i8mm", 2 * 16, int8_neon},
+    {"dotprod", {2 * 16, int8_neon}, {2 * 4, fma_neon}},
+    {"i8mm", {2 * 16, int8_neon}, {2 * 4, fma_neon}},
 #endif
 #endif
 };
 
-typedef struct { int32_t (*loop)(int32_t); int32_t sink; } int8_ctx;
+typedef struct { int32_t (*loop)(int32_t); int32_t sink; } loop_ctx;
 
-static void int8_task(void *ctx, int64_t begin, int64_t end, int worker) {
-    int8_ctx *c = ctx;
+static void loop_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    loop_ctx *c = ctx;
     int32_t sum = 0;
     (void)worker;
     for (int64_t i = begin; i < end; i++) sum ^= c->loop((int32_t)i);
     __atomic_fetch_xor(&c->sink, sum, __ATOMIC_RELAXED);
 }
 
-int64_t mg_measure_int8(mg_pool *p, int64_t items) {
-    const int8_level *level = LEVELS;
-    for (size_t i = 1; i < sizeof LEVELS / sizeof LEVELS[0]; i++)
-        if (!strcmp(LEVELS[i].level, mg_level_name())) level = &LEVELS[i];
-    int8_ctx c = {level->loop, 0};
-    mg_pool_run(p, int8_task, &c, items, 1);
-    return items * STEPS * CHAINS * level->ops;
+static int64_t run(mg_pool *p, const loop *l, int64_t items) {
+    loop_ctx c = {l->loop, 0};
+    mg_pool_run(p, loop_task, &c, items, 1);
+    return items * STEPS * CHAINS * l->ops;
 }
+
+static int in_force(void) {
+    int found = 0;
+    for (size_t i = 1; i < sizeof LEVELS / sizeof LEVELS[0]; i++)
+        if (!strcmp(LEVELS[i].level, mg_level_name())) found = (int)i;
+    return found;
+}
+
+int64_t mg_measure_int8(mg_pool *p, int64_t items) { return run(p, &LEVELS[in_force()].int8, items); }
+int64_t mg_measure_fma(mg_pool *p, int64_t items) { return run(p, &LEVELS[in_force()].fma, items); }

@@ -1,4 +1,4 @@
-/* measure.h - what the machine can do: read bandwidth and int8 rate, the denominators of `moegg bench`. Callers take the time. */
+/* measure.h - what the machine can do: read bandwidth, int8 and float rates, the denominators of benchmarks. Callers take the time. */
 #ifndef MOEGG_MEASURE_H
 #define MOEGG_MEASURE_H
 #include "kernels.h"
@@ -8,5 +8,7 @@ uint64_t mg_measure_read(mg_pool *p, const void *data, int64_t nbytes, int64_t a
 /* `items` pieces of int8 dot products from registers, with the instruction of the level in force, over the pool.
  * Returns operations done; a multiply and its add are two. */
 int64_t mg_measure_int8(mg_pool *p, int64_t items);
+/* The same of float multiply-adds. */
+int64_t mg_measure_fma(mg_pool *p, int64_t items);
 
 #endif

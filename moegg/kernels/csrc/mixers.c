@@ -6,8 +6,16 @@
 #include "exec_int.h"
 #include <string.h>
 
-typedef struct { mg_exec *e; const mg_mixer_layer *l; } mixer_ctx;
-typedef void (*tile_fn)(const mixer_ctx *c, int32_t tile, float *state, int32_t first, int32_t n);
+/* What a pass does with the tiles of a layer: `near` neighbouring tiles go through `block` tokens together, so that the lines of a row
+ * that they share are read once. */
+typedef struct { int64_t at, floats; } place;    /* of a tile's state in the layer's */
+typedef struct mixer_ctx {
+    mg_exec *e;
+    const mg_mixer_layer *l;
+    void (*rows)(const struct mixer_ctx *c, int32_t tile, float *state, int32_t first, int32_t n);
+    place (*place)(const mg_mixer_layer *l, int32_t tile);
+    int32_t tiles, near, block;
+} mixer_ctx;
 
 /* Cuts the pass into runs of one session's tokens: e->blocks[0..n]. */
 static int32_t runs(mg_exec *e) {
@@ -18,20 +26,43 @@ static int32_t runs(mg_exec *e) {
     return n;
 }
 
-/* fn over the tokens of a run, with the `floats` at `at` of its session's state. */
-static void walk(const mixer_ctx *c, tile_fn fn, int32_t tile, int32_t run, int64_t at, int64_t floats) {
+/* Tiles [begin, end) through the tokens of a run. */
+static void walk(const mixer_ctx *c, int32_t begin, int32_t end, int32_t run) {
     const mg_exec *e = c->e;
-    const int32_t first = e->blocks[run], n = e->blocks[run + 1] - first, seq = e->seq[first], cut = e->mark_at[seq] - e->pos[first];
-    float *state = e->state[seq][c->l->index] + at;
-    if (e->pos[first] == 0) memset(state, 0, (size_t)floats * 4);
-    if (cut < 0 || cut >= n) {
-        fn(c, tile, state, first, n);
-        return;
+    const int32_t first = e->blocks[run], last = e->blocks[run + 1], seq = e->seq[first], cut = first + e->mark_at[seq] - e->pos[first];
+    float *live = e->state[seq][c->l->index];
+    for (int32_t t = first, n; t < last; t += n) {
+        n = last - t < c->block ? last - t : c->block;
+        if (t < cut && cut < t + n) n = cut - t;
+        for (int32_t tile = begin; tile < end; tile++) {
+            const place p = c->place(c->l, tile);
+            float *state = live + p.at;
+            if (e->pos[t] == 0) memset(state, 0, (size_t)p.floats * 4);
+            if (t == cut) memcpy(state + (1 + e->mark_slot[seq]) * c->l->floats, state, (size_t)p.floats * 4);
+            c->rows(c, tile, state, t, n);
+        }
     }
-    if (cut) fn(c, tile, state, first, cut);
-    memcpy(state + (1 + e->mark_slot[seq]) * c->l->floats, state, (size_t)floats * 4);
-    fn(c, tile, state, first + cut, n - cut);
 }
+
+static void tiles_task(void *ctx, int64_t begin, int64_t end, int worker) {
+    const mixer_ctx *c = ctx;
+    (void)worker;
+    while (begin < end) {
+        const int32_t tile = (int32_t)(begin % c->tiles), run = (int32_t)(begin / c->tiles);
+        int32_t n = c->tiles - tile < c->near ? c->tiles - tile : c->near;
+        n = end - begin < n ? (int32_t)(end - begin) : n;
+        walk(c, tile, tile + n, run);
+        begin += n;
+    }
+}
+
+/* All tiles of all sessions, each of which does about `each` multiplications per token. */
+static void over_tiles(mixer_ctx *c, int64_t each) {
+    const int64_t work = each * c->e->n_tokens, chunk = 16384 / (work > 0 ? work : 1) + 1;
+    mg_pool_run(c->e->pool, tiles_task, c, (int64_t)runs(c->e) * c->tiles, chunk > c->near ? chunk : c->near);
+}
+
+enum { NEAR = 32, BLOCK = 16 };                  /* 32 KB of a buffer, 2 KB of a row */
 
 static int32_t lanes(int32_t width, int32_t at) { return width - at < 16 ? width - at : 16; }
 
@@ -59,30 +90,17 @@ static void conv_rows(const mixer_ctx *c, int32_t tile, float *state, int32_t fi
     mg_mixers.conv(&t);
 }
 
-static void conv_task(void *ctx, int64_t begin, int64_t end, int worker) {
-    const mixer_ctx *c = ctx;
-    int32_t tiles = 0;
-    (void)worker;
-    for (int i = 0; i < c->l->n_conv; i++) tiles += conv_blocks(&c->l->conv[i]);
-    for (int64_t i = begin; i < end; i++) {
-        int32_t tile = (int32_t)(i % tiles);
-        const mg_conv *v = conv_of(c->l, &tile);
-        const int64_t floats = 16 * (int64_t)(v->taps - 1) * v->dilation;
-        walk(c, conv_rows, (int32_t)(i % tiles), (int32_t)(i / tiles), v->at + tile * floats, floats);
-    }
-}
-
-/* Chunks of about `work` multiplications. */
-static void over_tiles(mixer_ctx *c, mg_task_fn fn, int64_t tiles, int64_t each) {
-    const int64_t n = runs(c->e) * tiles, work = each * c->e->n_tokens;
-    mg_pool_run(c->e->pool, fn, c, n, work >= 16384 ? 1 : 16384 / (work > 0 ? work : 1) + 1);
+static place conv_place(const mg_mixer_layer *l, int32_t tile) {
+    const mg_conv *v = conv_of(l, &tile);
+    const int64_t floats = 16 * (int64_t)(v->taps - 1) * v->dilation;
+    return (place){v->at + tile * floats, floats};
 }
 
 void mg_op_conv(mg_exec *e, const mg_op *op) {
-    mixer_ctx c = {e, op->mixer};
-    int64_t tiles = 0;
-    for (int i = 0; i < op->mixer->n_conv; i++) tiles += conv_blocks(&op->mixer->conv[i]);
-    over_tiles(&c, conv_task, tiles, 16 * op->mixer->conv[0].taps);
+    const mg_mixer_layer *l = op->mixer;
+    mixer_ctx c = {e, l, conv_rows, conv_place, 0, NEAR, BLOCK};
+    for (int i = 0; i < l->n_conv; i++) c.tiles += conv_blocks(&l->conv[i]);
+    over_tiles(&c, 16 * (int64_t)l->conv[0].taps);
 }
 
 /* --- matrix states --------------------------------------------------------------------------------------------------------- */
@@ -128,13 +146,8 @@ static void matrix_rows(const mixer_ctx *c, int32_t tile, float *state, int32_t 
     mg_mixers.matrix(&t);
 }
 
-static void matrix_task(void *ctx, int64_t begin, int64_t end, int worker) {
-    const mixer_ctx *c = ctx;
-    const int32_t tiles = c->l->n_head * ((int32_t)pad16(c->l->dv) / 16);
-    const int64_t floats = 16 * (int64_t)c->l->dk;
-    (void)worker;
-    for (int64_t i = begin; i < end; i++)
-        walk(c, matrix_rows, (int32_t)(i % tiles), (int32_t)(i / tiles), c->l->matrix_at + i % tiles * floats, floats);
+static place matrix_place(const mg_mixer_layer *l, int32_t tile) {
+    return (place){l->matrix_at + 16 * (int64_t)l->dk * tile, 16 * (int64_t)l->dk};
 }
 
 static void output_task(void *ctx, int64_t begin, int64_t end, int worker) {
@@ -154,9 +167,9 @@ static void output_task(void *ctx, int64_t begin, int64_t end, int worker) {
 void mg_op_matrix(mg_exec *e, const mg_op *op) {
     const mg_mixer_layer *l = op->mixer;
     const int64_t width = (int64_t)l->n_head * l->dv, chunk = width >= 8192 ? 1 : 8192 / width;
-    mixer_ctx c = {e, l};
+    mixer_ctx c = {e, l, matrix_rows, matrix_place, l->n_head * ((int32_t)pad16(l->dv) / 16), 1, INT32_MAX};      /* a state fills L1 */
     mg_pool_run(e->pool, factors_task, &c, e->n_tokens, chunk);
-    over_tiles(&c, matrix_task, l->n_head * (pad16(l->dv) / 16), 64 * (int64_t)l->dk);
+    over_tiles(&c, 64 * (int64_t)l->dk);
     mg_pool_run(e->pool, output_task, &c, e->n_tokens, chunk);
 }
 
@@ -174,13 +187,8 @@ static void scan_rows(const mixer_ctx *c, int32_t tile, float *state, int32_t fi
     mg_mixers.scan(&t);
 }
 
-static void scan_task(void *ctx, int64_t begin, int64_t end, int worker) {
-    const mixer_ctx *c = ctx;
-    const int32_t tiles = (int32_t)pad16(c->l->dv) / 16;
-    const int64_t floats = 16 * (int64_t)c->l->states;
-    (void)worker;
-    for (int64_t i = begin; i < end; i++)
-        walk(c, scan_rows, (int32_t)(i % tiles), (int32_t)(i / tiles), c->l->matrix_at + i % tiles * floats, floats);
+static place scan_place(const mg_mixer_layer *l, int32_t tile) {
+    return (place){l->matrix_at + 16 * (int64_t)l->states * tile, 16 * (int64_t)l->states};
 }
 
 static void dt_task(void *ctx, int64_t begin, int64_t end, int worker) {
@@ -190,7 +198,7 @@ static void dt_task(void *ctx, int64_t begin, int64_t end, int worker) {
 }
 
 void mg_op_scan(mg_exec *e, const mg_op *op) {
-    mixer_ctx c = {e, op->mixer};
+    mixer_ctx c = {e, op->mixer, scan_rows, scan_place, (int32_t)pad16(op->mixer->dv) / 16, NEAR, BLOCK};
     mg_pool_run(e->pool, dt_task, &c, e->n_tokens, op->mixer->dv >= 8192 ? 1 : 8192 / op->mixer->dv);
-    over_tiles(&c, scan_task, pad16(op->mixer->dv) / 16, 256 * (int64_t)op->mixer->states);
+    over_tiles(&c, 256 * (int64_t)op->mixer->states);
 }

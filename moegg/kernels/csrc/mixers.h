@@ -3,11 +3,11 @@
  *
  * A state is cut into tiles of 16 lanes (channels, or columns of a head's matrix) that never read each other: a task takes one tile
  * through all tokens of one session, so the bits of a result depend neither on threads nor on how a prompt is split. There is one form,
- * the recurrent one. All in f32.
+ * the recurrent one; a tile stays in the first-level cache and is read and written once per token. All in f32.
  */
 #ifndef MOEGG_MIXERS_H
 #define MOEGG_MIXERS_H
-#include <stdint.h>
+#include "ops.h"
 
 #define MG_PAST_MAX 16       /* past inputs that a convolution reads at most: (taps - 1) * dilation */
 #define MG_SCAN_MAX 64       /* states per channel of a selective scan at most */
@@ -47,16 +47,17 @@ typedef struct {
     int32_t n, states, lanes;
 } mg_scan_tile;
 
-/* One query head over n chosen positions of its KV head, ascending; k and v as in ops.h, all positions kept. */
+/* Up to MG_QROWS query heads over n chosen positions of their KV head, ascending; k and v as in ops.h, all positions kept. */
 typedef struct {
-    const float *q;
+    const float *q[MG_QROWS];
     const void *k, *v;
     const int32_t *at;       /* [n] */
-    float *scratch, *o;      /* [n], [dim] */
-    int64_t dim, dim_pad;
+    float *o[MG_QROWS];      /* [dim] */
+    float *weights, *sums;   /* [MG_QROWS][stride], [MG_QROWS][dim_pad] scratch */
+    int64_t dim, dim_pad, stride;
     int32_t n, f32;
     float scale;
-} mg_sparse_row;
+} mg_sparse_rows;
 
 enum { MG_DECAY_SOFTPLUS = 0, MG_DECAY_BOUNDED = 1 };
 
@@ -74,7 +75,7 @@ typedef struct {
     float (*dot)(const float *x, const float *y, int64_t n);
     /* out[j] = scale * sum over heads of relu(q[h] . keys[j]), j < n. q [heads][dim]; keys [n / 16][dim][16]. */
     void (*index_scores)(const float *q, int heads, int64_t dim, const float *keys, int64_t n, float scale, float *out);
-    void (*sparse)(const mg_sparse_row *t);
+    void (*sparse)(int heads, const mg_sparse_rows *t);
 } mg_mixer_table;
 
 extern mg_mixer_table mg_mixers;                /* the table in force; set with mg_ops */

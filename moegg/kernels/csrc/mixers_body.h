@@ -24,48 +24,157 @@ VF_FN void store_lanes(float *p, vf a, int lanes) {
     else store_tail(p, a, lanes);
 }
 
+VF_FN vf conv_in(const mg_conv_tile *t, int i) {
+    const vf x = load_lanes(t->x + i * t->ld, t->lanes);
+    return t->pre ? vf_mul(x, load_lanes(t->pre + i * t->ld_pre, t->lanes)) : x;
+}
+
+VF_FN void conv_out(const mg_conv_tile *t, int i, vf y) {
+    if (t->silu) y = silu_v(y);
+    if (t->post) y = vf_mul(y, load_lanes(t->post + i * t->ld_post, t->lanes));
+    store_lanes(t->x + i * t->ld, y, t->lanes);
+}
+
+/* Three or four taps, as models have them: the past in registers. */
+VF_FN void conv_short(const int taps, const mg_conv_tile *t, vf bias) {
+    const float *w = t->w + (taps - 3) * 16;
+    vf a = vf_load(t->past), b = vf_load(t->past + (taps - 3) * 16), c = vf_load(t->past + (taps - 2) * 16);
+    for (int i = 0; i < t->n; i++) {
+        const vf x = conv_in(t, i);
+        vf y = taps > 3 ? vf_fma(vf_load(t->w), a, bias) : bias;
+        y = vf_fma(vf_load(w + 32), x, vf_fma(vf_load(w + 16), c, vf_fma(vf_load(w), b, y)));
+        a = b;
+        b = c;
+        c = x;
+        conv_out(t, i, y);
+    }
+    vf_store(t->past, a);                                /* with three taps overwritten by the next */
+    vf_store(t->past + (taps - 3) * 16, b);
+    vf_store(t->past + (taps - 2) * 16, c);
+}
+
 VF_TARGET static void mixer_conv(const mg_conv_tile *t) {
     const int past = (t->taps - 1) * t->dilation;
+    const vf bias = t->bias ? load_lanes(t->bias, t->lanes) : vf_set1(0);
     vf h[MG_PAST_MAX];
+    if (t->dilation == 1 && t->taps == 3) { conv_short(3, t, bias); return; }
+    if (t->dilation == 1 && t->taps == 4) { conv_short(4, t, bias); return; }
     for (int j = 0; j < past; j++) h[j] = vf_load(t->past + j * 16);
     for (int i = 0; i < t->n; i++) {
-        vf x = load_lanes(t->x + i * t->ld, t->lanes);
-        if (t->pre) x = vf_mul(x, load_lanes(t->pre + i * t->ld_pre, t->lanes));
-        vf y = t->bias ? load_lanes(t->bias, t->lanes) : vf_set1(0);
+        const vf x = conv_in(t, i);
+        vf y = bias;
         for (int j = 0; j + 1 < t->taps; j++) y = vf_fma(vf_load(t->w + j * 16), h[j * t->dilation], y);
-        y = vf_fma(vf_load(t->w + (t->taps - 1) * 16), x, y);
-        if (t->silu) y = silu_v(y);
-        if (t->post) y = vf_mul(y, load_lanes(t->post + i * t->ld_post, t->lanes));
-        store_lanes(t->x + i * t->ld, y, t->lanes);
+        conv_out(t, i, vf_fma(vf_load(t->w + (t->taps - 1) * 16), x, y));
         for (int j = 0; j + 1 < past; j++) h[j] = h[j + 1];
         if (past) h[past - 1] = x;
     }
     for (int j = 0; j < past; j++) vf_store(t->past + j * 16, h[j]);
 }
 
+/* Sums over the keys run in four lanes of j % 4, so that they do not wait for each other. Levels whose registers do not hold all
+ * of them go through the keys twice, for two lanes each. */
+#if defined(VF_AVX512)
+enum { KEY_LANES = 4, KEYS_AT_ONCE = 4 };
+#else
+enum { KEY_LANES = 4, KEYS_AT_ONCE = 2 };
+#endif
+
 VF_FN vf sum4(const vf *a) { return vf_add(vf_add(a[0], a[1]), vf_add(a[2], a[3])); }
 
-/* Sums over the keys run in four lanes of i % 4, so that they do not wait for each other. */
-VF_TARGET static void mixer_matrix(const mg_matrix_tile *t) {
+/* What one sweep over a tile does, a row of it being read and written once: first the decay of a token and its prediction r = S^T k
+ * (`begin`), or the update of a token with k, d and its result o = S^T q (`end`), or the latter and the next token's former. */
+typedef struct { const float *k, *q, *next_decay, *next_k; float *s; int dk; } sweep;
+
+VF_FN void key_row(const int end, const int begin, const int per_key, const sweep *w, int j, vf d, vf decay, vf *o, vf *r) {
+    vf s = vf_load(w->s + j * 16);
+    if (end) {
+        s = vf_fma(vf_set1(w->k[j]), d, s);
+        *o = vf_fma(vf_set1(w->q[j]), s, *o);
+    }
+    if (begin) {
+        s = vf_mul(per_key ? vf_set1(w->next_decay[j]) : decay, s);
+        *r = vf_fma(vf_set1(w->next_k[j]), s, *r);
+    }
+    vf_store(w->s + j * 16, s);
+}
+
+VF_FN void sweep_keys(const int end, const int begin, const int per_key, const sweep *w, vf d, vf *o, vf *r) {
+    const vf decay = begin && !per_key ? vf_set1(w->next_decay[0]) : d;
+    const int whole = w->dk & ~3;
+    vf all_o[KEY_LANES], all_r[KEY_LANES];
+    for (int lane = 0; lane < KEY_LANES; lane += KEYS_AT_ONCE) {
+        vf a[KEYS_AT_ONCE], b[KEYS_AT_ONCE];
+        for (int u = 0; u < KEYS_AT_ONCE; u++) a[u] = b[u] = vf_set1(0);
+        for (int j = lane; j < whole; j += KEY_LANES)
+            for (int u = 0; u < KEYS_AT_ONCE; u++) key_row(end, begin, per_key, w, j + u, d, decay, &a[u], &b[u]);
+        for (int u = 0; u < KEYS_AT_ONCE; u++) {
+            if (whole + lane + u < w->dk) key_row(end, begin, per_key, w, whole + lane + u, d, decay, &a[u], &b[u]);
+            all_o[lane + u] = a[u];
+            all_r[lane + u] = b[u];
+        }
+    }
+    if (end) *o = sum4(all_o);
+    if (begin) *r = sum4(all_r);
+}
+
+VF_FN void prefetch_row(const float *p, int n) {
+    for (int i = 0; i < n; i += 16) __builtin_prefetch(p + i);
+}
+
+VF_FN void delta_tile(const int per_key, const mg_matrix_tile *t) {
+    vf o = vf_set1(0), r = o;
+    sweep w = {.next_decay = t->decay, .next_k = t->k, .s = t->s, .dk = t->dk};
+    sweep_keys(0, 1, per_key, &w, o, &o, &r);
     for (int i = 0; i < t->n; i++) {
-        const float *q = t->q + i * t->ldq, *k = t->k + i * t->ldk, *decay = t->decay + i * t->ld_decay;
-        const vf one = vf_set1(decay[0]);
-        vf d = load_lanes(t->v + i * t->ldv, t->lanes), o[4], r[4];
-        for (int j = 0; j < 4; j++) o[j] = r[j] = vf_set1(0);
-        if (t->beta) {
-            for (int j = 0; j < t->dk; j++) {
-                const vf s = vf_mul(t->per_key ? vf_set1(decay[j]) : one, vf_load(t->s + j * 16));
-                r[j % 4] = vf_fma(vf_set1(k[j]), s, r[j % 4]);
+        const vf v = load_lanes(t->v + i * t->ldv, t->lanes), d = vf_mul(vf_sub(v, r), vf_set1(t->beta[i * t->ld_beta]));
+        w.q = t->q + i * t->ldq;
+        w.k = w.next_k;
+        if (i + 1 < t->n) {
+            w.next_k = t->k + (i + 1) * t->ldk;
+            w.next_decay = t->decay + (i + 1) * t->ld_decay;
+            if (i + 2 < t->n) {
+                prefetch_row(w.next_k + t->ldk, t->dk);
+                prefetch_row(w.q + 2 * t->ldq, t->dk);
+                if (per_key) prefetch_row(w.next_decay + t->ld_decay, t->dk);
             }
-            d = vf_mul(vf_sub(d, sum4(r)), vf_set1(t->beta[i * t->ld_beta]));
+            sweep_keys(1, 1, per_key, &w, d, &o, &r);
+        } else {
+            sweep_keys(1, 0, per_key, &w, d, &o, &r);
         }
-        for (int j = 0; j < t->dk; j++) {
-            const vf s = vf_fma(vf_set1(k[j]), d, vf_mul(t->per_key ? vf_set1(decay[j]) : one, vf_load(t->s + j * 16)));
-            vf_store(t->s + j * 16, s);
-            o[j % 4] = vf_fma(vf_set1(q[j]), s, o[j % 4]);
+        store_lanes(t->o + i * t->ldo, o, t->lanes);
+    }
+}
+
+VF_FN void key_row_plain(const float *k, const float *q, float *s, vf d, vf decay, vf *o) {
+    const vf x = vf_fma(vf_set1(*k), d, vf_mul(decay, vf_load(s)));
+    vf_store(s, x);
+    *o = vf_fma(vf_set1(*q), x, *o);
+}
+
+/* Without correction: one decay per head, and nothing to predict. */
+VF_FN void plain_tile(const mg_matrix_tile *t) {
+    const int whole = t->dk & ~3;
+    for (int i = 0; i < t->n; i++) {
+        const float *q = t->q + i * t->ldq, *k = t->k + i * t->ldk;
+        const vf decay = vf_set1(t->decay[i * t->ld_decay]), d = load_lanes(t->v + i * t->ldv, t->lanes);
+        vf o[KEY_LANES];
+        for (int u = 0; u < KEY_LANES; u++) o[u] = vf_set1(0);
+        if (i + 1 < t->n) {
+            prefetch_row(k + t->ldk, t->dk);
+            prefetch_row(q + t->ldq, t->dk);
         }
+        for (int j = 0; j < whole; j += KEY_LANES)
+            for (int u = 0; u < KEY_LANES; u++) key_row_plain(k + j + u, q + j + u, t->s + (j + u) * 16, d, decay, &o[u]);
+        for (int u = 0; u < KEY_LANES; u++)
+            if (whole + u < t->dk) key_row_plain(k + whole + u, q + whole + u, t->s + (whole + u) * 16, d, decay, &o[u]);
         store_lanes(t->o + i * t->ldo, sum4(o), t->lanes);
     }
+}
+
+VF_TARGET static void mixer_matrix(const mg_matrix_tile *t) {
+    if (!t->beta) plain_tile(t);
+    else if (t->per_key) delta_tile(1, t);
+    else delta_tile(0, t);
 }
 
 VF_TARGET static void mixer_scan(const mg_scan_tile *t) {
@@ -125,46 +234,74 @@ VF_TARGET static float mixer_dot(const float *x, const float *y, int64_t n) {
 
 /* --- sparse attention ------------------------------------------------------------------------------------------------------- */
 
+/* sum += relu(q[h] . keys) of H heads, in their order. */
+VF_FN vf index_heads(const int H, const float *q, int64_t dim, const float *keys, vf sum) {
+    vf a[4];
+    for (int h = 0; h < H; h++) a[h] = vf_set1(0);
+    for (int64_t d = 0; d < dim; d++) {
+        const vf k = vf_load(keys + d * 16);
+        for (int h = 0; h < H; h++) a[h] = vf_fma(vf_set1(q[h * dim + d]), k, a[h]);
+    }
+    for (int h = 0; h < H; h++) sum = vf_add(sum, vf_max(a[h], vf_set1(0)));
+    return sum;
+}
+
 VF_TARGET static void mixer_index_scores(const float *q, int heads, int64_t dim, const float *keys, int64_t n, float scale, float *out) {
     for (int64_t b = 0; b < n; b += 16, keys += dim * 16) {
         vf sum = vf_set1(0);
-        for (int h = 0; h < heads; h++) {
-            vf a = vf_set1(0);
-            for (int64_t d = 0; d < dim; d++) a = vf_fma(vf_set1(q[h * dim + d]), vf_load(keys + d * 16), a);
-            sum = vf_add(sum, vf_max(a, vf_set1(0)));
-        }
+        int h = 0;
+        for (; h + 4 <= heads; h += 4) sum = index_heads(4, q + h * dim, dim, keys, sum);
+        for (; h < heads; h++) sum = index_heads(1, q + h * dim, dim, keys, sum);
         store_lanes(out + b, vf_mul(sum, vf_set1(scale)), n - b < 16 ? (int)(n - b) : 16);
     }
 }
 
-VF_TARGET static void mixer_sparse(const mg_sparse_row *t) {
-    float lanes[16], top = -INFINITY;
-    int32_t block = -1;
-    for (int j = 0; j < t->n; j++) {
-        if (t->at[j] / 16 != block) {
-            vf a = vf_set1(0);
-            block = t->at[j] / 16;
-            for (int64_t d = 0; d < t->dim; d++)
-                a = vf_fma(vf_set1(t->q[d]), load_kv(t->k, ((int64_t)block * t->dim + d) * 16, t->f32), a);
-            vf_store(lanes, vf_mul(a, vf_set1(t->scale)));
+/* Per head the order is that of its positions, whichever heads share them. */
+VF_FN void sparse_rows(const int N, const int f32, const mg_sparse_rows *t) {
+    float lanes[MG_QROWS][16];
+    for (int j = 0; j < t->n;) {                         /* scores: a block of 16 keys at a time */
+        const int32_t block = t->at[j] / 16;
+        vf a[MG_QROWS];
+        for (int r = 0; r < N; r++) a[r] = vf_set1(0);
+        for (int64_t d = 0; d < t->dim; d++) {
+            const vf k = load_kv(t->k, ((int64_t)block * t->dim + d) * 16, f32);
+            for (int r = 0; r < N; r++) a[r] = vf_fma(vf_set1(t->q[r][d]), k, a[r]);
         }
-        t->scratch[j] = lanes[t->at[j] % 16];
-        top = t->scratch[j] > top ? t->scratch[j] : top;
+        for (int r = 0; r < N; r++) vf_store(lanes[r], vf_mul(a[r], vf_set1(t->scale)));
+        for (; j < t->n && t->at[j] / 16 == block; j++)
+            for (int r = 0; r < N; r++) t->weights[r * t->stride + j] = lanes[r][t->at[j] % 16];
     }
-    const vf m = vf_set1(top);
-    vf sum = vf_set1(0);
-    MAP(t->n, t->scratch, t->scratch, vf_exp(vf_sub(a, m)));
-    int64_t j = 0;
-    for (; j < TAIL(t->n); j += 16) sum = vf_add(sum, vf_load(t->scratch + j));
-    if (j < t->n) sum = vf_add(sum, load_tail(t->scratch + j, t->n - j));
-    const float inv = 1.0f / vf_sum(sum);
-    for (int64_t d = 0; d < t->dim; d += 16) {
-        vf a = vf_set1(0);
-        for (int i = 0; i < t->n; i++)
-            a = vf_fma(vf_set1(t->scratch[i]), load_kv(t->v, (int64_t)t->at[i] * t->dim_pad + d, t->f32), a);
-        store_lanes(t->o + d, vf_mul(a, vf_set1(inv)), t->dim - d < 16 ? (int)(t->dim - d) : 16);
+    float inv[MG_QROWS];
+    for (int r = 0; r < N; r++) {
+        float *w = t->weights + r * t->stride, top;
+        int64_t j = 0;
+        vf most = vf_set1(-INFINITY), sum = vf_set1(0);
+        for (; j < TAIL(t->n); j += 16) most = vf_max(vf_load(w + j), most);
+        for (top = vf_top(most); j < t->n; j++) top = w[j] > top ? w[j] : top;
+        const vf m = vf_set1(top);
+        MAP(t->n, w, w, vf_exp(vf_sub(a, m)));
+        for (j = 0; j < TAIL(t->n); j += 16) sum = vf_add(sum, vf_load(w + j));
+        if (j < t->n) sum = vf_add(sum, load_tail(w + j, t->n - j));
+        inv[r] = 1.0f / vf_sum(sum);
+        memset(t->sums + r * t->dim_pad, 0, (size_t)t->dim_pad * 4);
     }
+    for (int from = 0; from < t->n; from += MG_TILE) {   /* values: what a tile of positions holds stays near */
+        const int to = t->n - from < MG_TILE ? t->n : from + MG_TILE;
+        for (int64_t d = 0; d < t->dim; d += 16) {
+            vf a[MG_QROWS];
+            for (int r = 0; r < N; r++) a[r] = vf_load(t->sums + r * t->dim_pad + d);
+            for (int j = from; j < to; j++) {
+                const vf v = load_kv(t->v, (int64_t)t->at[j] * t->dim_pad + d, f32);
+                for (int r = 0; r < N; r++) a[r] = vf_fma(vf_set1(t->weights[r * t->stride + j]), v, a[r]);
+            }
+            for (int r = 0; r < N; r++) vf_store(t->sums + r * t->dim_pad + d, a[r]);
+        }
+    }
+    for (int r = 0; r < N; r++)
+        for (int64_t d = 0; d < t->dim; d++) t->o[r][d] = t->sums[r * t->dim_pad + d] * inv[r];
 }
+
+VF_TARGET static void mixer_sparse(int heads, const mg_sparse_rows *t) { BY_ROWS(heads, t->f32, sparse_rows, t); }
 
 #define MG_MIXER_TABLE(name) \
     const mg_mixer_table name = {mixer_conv, mixer_matrix, mixer_scan, mixer_unit, mixer_decay, mixer_sigmoid, mixer_softplus, mixer_gate, mixer_dot, \

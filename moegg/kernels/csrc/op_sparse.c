@@ -75,6 +75,7 @@ static int32_t choose(const mg_exec *e, const mg_indexer *x, const float *q, int
     return count;
 }
 
+/* Items: a row and a KV head. Heads of one row that follow one another choose once. */
 static void sparse_task(void *ctx, int64_t begin, int64_t end, int worker) {
     const op_ctx *c = ctx;
     const mg_exec *e = c->e;
@@ -82,23 +83,29 @@ static void sparse_task(void *ctx, int64_t begin, int64_t end, int worker) {
     const mg_attn *s = &l->shape;
     const mg_indexer *x = c->op->indexer;
     const size_t size = s->f32 ? 4 : 2;
-    float *scores = e->sparse_scratch + worker * e->sparse_floats, *weights = scores + 2 * x->max_blocks;
-    int32_t *at = (int32_t *)(weights + pad16(x->budget + x->ratio));
-    for (int64_t i = begin; i < end; i++) {
-        const int32_t n = choose(e, x, row(e, c->op->src2, i), i, scores, at);
+    const int group = l->n_head / l->n_kv;
+    const int64_t most = pad16(x->budget + x->ratio);
+    float *scores = e->sparse_scratch + worker * e->sparse_floats, *sums = scores + 2 * x->max_blocks, *weights = sums + MG_QROWS * s->dim_pad;
+    int32_t *at = (int32_t *)(weights + MG_QROWS * most), n = 0;
+    for (int64_t item = begin; item < end; item++) {
+        const int64_t i = item / l->n_kv, g = item % l->n_kv;
         const mg_kv *kv = &e->kv[e->seq[i]][l->kv_index];
-        for (int h = 0; h < l->n_head; h++) {
-            const int64_t g = h / (l->n_head / l->n_kv);
-            const mg_sparse_row t = {
-                .q = row(e, c->op->src, i) + h * s->dim, .k = (const char *)kv->k + g * s->cap * s->dim * size,
-                .v = (const char *)kv->v + g * s->cap * s->dim_pad * size, .at = at, .scratch = weights,
-                .o = row(e, c->op->dst, i) + h * s->dim, .dim = s->dim, .dim_pad = s->dim_pad, .n = n, .f32 = s->f32, .scale = s->scale};
-            mg_mixers.sparse(&t);
+        if (item == begin || g == 0) n = choose(e, x, row(e, c->op->src2, i), i, scores, at);
+        mg_sparse_rows t = {
+            .k = (const char *)kv->k + g * s->cap * s->dim * size, .v = (const char *)kv->v + g * s->cap * s->dim_pad * size, .at = at,
+            .weights = weights, .sums = sums, .dim = s->dim, .dim_pad = s->dim_pad, .stride = most, .n = n, .f32 = s->f32, .scale = s->scale};
+        for (int h = 0; h < group; h += MG_QROWS) {
+            const int heads = group - h < MG_QROWS ? group - h : MG_QROWS;
+            for (int r = 0; r < heads; r++) {
+                t.q[r] = row(e, c->op->src, i) + (g * group + h + r) * s->dim;
+                t.o[r] = row(e, c->op->dst, i) + (g * group + h + r) * s->dim;
+            }
+            mg_mixers.sparse(heads, &t);
         }
     }
 }
 
 void mg_op_sparse(mg_exec *e, const mg_op *op) {
     op_ctx c = {e, op};
-    mg_pool_run(e->pool, sparse_task, &c, e->n_tokens, 1);
+    mg_pool_run(e->pool, sparse_task, &c, (int64_t)e->n_tokens * op->attn->n_kv, 1);
 }

@@ -202,6 +202,27 @@ VF_FN float exp1(float x) {
 
 VF_FN vf load_kv(const void *p, int64_t at, int f32) { return f32 ? vf_load((const float *)p + at) : vf_loadh((const uint16_t *)p + at); }
 
+/* fn(n, wide, ...) with constants for n <= MG_QROWS rows, f32 or f16, which keep sums in registers; where a vector is a loop they would
+ * only cost a minute of compiling. */
+#if defined(VF_PLAIN)
+#define BY_ROWS(n, wide, fn, ...) fn(n, wide, __VA_ARGS__)
+#else
+#define ROWS(N, wide, fn, ...) case N: if (wide) fn(N, 1, __VA_ARGS__); else fn(N, 0, __VA_ARGS__); break
+#define BY_ROWS(n, wide, fn, ...)                                                                                                            \
+    switch (n) {                                                                                                                             \
+        ROWS(1, wide, fn, __VA_ARGS__); ROWS(2, wide, fn, __VA_ARGS__); ROWS(3, wide, fn, __VA_ARGS__); ROWS(4, wide, fn, __VA_ARGS__);         \
+        ROWS(5, wide, fn, __VA_ARGS__); ROWS(6, wide, fn, __VA_ARGS__); ROWS(7, wide, fn, __VA_ARGS__); ROWS(8, wide, fn, __VA_ARGS__);         \
+    }
+#endif
+
+/* How many rows share what is loaded, so that their sums stay in registers: of a block of keys whose lanes are keys, or of values; of
+ * KEYS keys by position. VALUES vectors of values are taken at once. */
+#if defined(VF_AVX512)
+enum { BLOCK_ROWS = 8, KEY_ROWS = 4, KEYS = 4, VALUES = 2 };
+#else
+enum { BLOCK_ROWS = 5, KEY_ROWS = 4, KEYS = 1, VALUES = 1 };
+#endif
+
 /* s[r][0..16) = q[r] . K of one block of 16 keys, for N rows. */
 VF_FN void score_block(const int N, const int f32, const void *k, int64_t at, int64_t dim, const float *const *q, float *s, float scale) {
     vf acc[MG_QROWS];
@@ -213,28 +234,65 @@ VF_FN void score_block(const int N, const int f32, const void *k, int64_t at, in
     for (int r = 0; r < N; r++) vf_store(s + r * MG_TILE, vf_mul(acc[r], vf_set1(scale)));
 }
 
-/* The same of keys by position, [16][dim]: lanes are dimensions, summed by a tree. */
-VF_FN void score_rows(const int N, const int f32, const void *k, int64_t at, int64_t dim, const float *const *q, float *s, float scale) {
-    for (int j = 0; j < 16; j++, at += dim) {
-        vf acc[MG_QROWS];
-        for (int r = 0; r < N; r++) acc[r] = vf_set1(0);
+/* The same of keys by position, [16][dim]: lanes are dimensions, summed by a tree. t [N][16][16] gets what it sums. */
+VF_FN void row_lanes(const int N, const int f32, const void *k, int64_t at, int64_t dim, const float *const *q, float *t) {
+    for (int j = 0; j < 16; j += KEYS) {
+        vf acc[KEYS][KEY_ROWS];
+        for (int i = 0; i < KEYS; i++)
+            for (int r = 0; r < N; r++) acc[i][r] = vf_set1(0);
         for (int64_t d = 0; d < dim; d += 16) {
-            const vf kv = load_kv(k, at + d, f32);
-            for (int r = 0; r < N; r++) acc[r] = vf_fma(vf_load(q[r] + d), kv, acc[r]);
+            vf x[KEY_ROWS];
+            for (int r = 0; r < N; r++) x[r] = vf_load(q[r] + d);
+            for (int i = 0; i < KEYS; i++) {
+                const vf kv = load_kv(k, at + (j + i) * dim + d, f32);
+                for (int r = 0; r < N; r++) acc[i][r] = vf_fma(kv, x[r], acc[i][r]);
+            }
         }
-        for (int r = 0; r < N; r++) s[r * MG_TILE + j] = vf_sum(acc[r]) * scale;
+        for (int i = 0; i < KEYS; i++)
+            for (int r = 0; r < N; r++) vf_store(t + (r * 16 + j + i) * 16, acc[i][r]);
     }
 }
 
-/* o[r][od..od+16) += sum over j in [lo, hi) of p[r][j] * V[j], for N rows. */
-VF_FN void value_block(const int N, const int f32, const void *v, int64_t at, int64_t ldv, int lo, int hi, const float *p, float *const *o, int64_t od) {
-    vf acc[MG_QROWS];
-    for (int r = 0; r < N; r++) acc[r] = vf_load(o[r] + od);
+VF_FN void score_rows(const int N, const int f32, const void *k, int64_t at, int64_t dim, const float *const *q, float *s, float scale) {
+    float t[MG_QROWS * 256];
+#define PART(P) if (N > P * KEY_ROWS) row_lanes(N - P * KEY_ROWS < KEY_ROWS ? N - P * KEY_ROWS : KEY_ROWS, f32, k, at, dim, q + P * KEY_ROWS, t + P * KEY_ROWS * 256)
+    PART(0); PART(1); PART(2); PART(3);
+#undef PART
+    for (int r = 0; r < N; r++) vf_store(s + r * MG_TILE, vf_mul(vf_sums(t + r * 256), vf_set1(scale)));
+}
+
+/* o[r][od..od + 16 B) += sum over j in [lo, hi) of p[r][j] * V[j], for N rows. */
+VF_FN void value_block(const int N, const int B, const int f32, const void *v, int64_t at, int64_t ldv, int lo, int hi, const float *p, float *const *o, int64_t od) {
+    vf acc[MG_QROWS][VALUES];
+    for (int r = 0; r < N; r++)
+        for (int b = 0; b < B; b++) acc[r][b] = vf_load(o[r] + od + 16 * b);
     for (int j = lo; j < hi; j++) {
-        const vf vv = load_kv(v, at + j * ldv, f32);
-        for (int r = 0; r < N; r++) acc[r] = vf_fma(vf_set1(p[r * MG_TILE + j]), vv, acc[r]);
+        vf vv[VALUES];
+        for (int b = 0; b < B; b++) vv[b] = load_kv(v, at + j * ldv + 16 * b, f32);
+        for (int r = 0; r < N; r++) {
+            const vf w = vf_set1(p[r * MG_TILE + j]);
+            for (int b = 0; b < B; b++) acc[r][b] = vf_fma(w, vv[b], acc[r][b]);
+        }
     }
-    for (int r = 0; r < N; r++) vf_store(o[r] + od, acc[r]);
+    for (int r = 0; r < N; r++)
+        for (int b = 0; b < B; b++) vf_store(o[r] + od + 16 * b, acc[r][b]);
+}
+
+/* What rows past BLOCK_ROWS would spill is done in two halves. */
+VF_FN void score_blocks(const int N, const int f32, const void *k, int64_t at, int64_t dim, const float *const *q, float *s, float scale) {
+    const int half = N > BLOCK_ROWS ? N / 2 : N;
+    score_block(half, f32, k, at, dim, q, s, scale);
+    if (N > half) score_block(N - half, f32, k, at, dim, q + half, s + half * MG_TILE, scale);
+}
+
+VF_FN void values(const int N, const int f32, const mg_attn *a, int64_t slot, int lo, int hi, const float *p, float *const *o) {
+    const int half = N > BLOCK_ROWS ? N / 2 : N;
+    int64_t d = 0;
+    for (; d + 16 * VALUES <= a->dim_pad; d += 16 * VALUES) {
+        value_block(half, VALUES, f32, a->v, slot * a->ldv + d, a->ldv, lo, hi, p, o, MG_PART_HEAD + d);
+        if (N > half) value_block(N - half, VALUES, f32, a->v, slot * a->ldv + d, a->ldv, lo, hi, p + half * MG_TILE, o + half, MG_PART_HEAD + d);
+    }
+    if (VALUES > 1 && d < a->dim_pad) value_block(N, 1, f32, a->v, slot * a->ldv + d, a->ldv, lo, hi, p, o, MG_PART_HEAD + d);
 }
 
 VF_FN void attention_rows(const int N, const int f32, const mg_attn *a, const float *const *q, const int32_t *pos, int32_t begin,
@@ -255,7 +313,7 @@ VF_FN void attention_rows(const int N, const int f32, const mg_attn *a, const fl
         const int end = last - t0 + 1 < MG_TILE ? last - t0 + 1 : MG_TILE, start = first > t0 ? first - t0 : 0;
         for (int b = start & ~15; b < end; b += 16) {
             if (a->by_row) score_rows(N, f32, a->k, (int64_t)(slot + b) * a->dim, a->dim, q, s + b, a->scale);
-            else score_block(N, f32, a->k, (int64_t)(slot + b) * a->dim, a->dim, q, s + b, a->scale);
+            else score_blocks(N, f32, a->k, (int64_t)(slot + b) * a->dim, a->dim, q, s + b, a->scale);
         }
         for (int r = 0; r < N; r++) {
             float *p = s + r * MG_TILE;
@@ -266,10 +324,14 @@ VF_FN void attention_rows(const int N, const int f32, const mg_attn *a, const fl
                 continue;
             }
             if (a->softcap != 0.0f) op_softcap(p + lo, a->softcap, hi - lo);
-            float top = m[r];
-            for (int j = lo; j < hi; j++) top = p[j] > top ? p[j] : top;
-            for (int j = 0; j < lo; j++) p[j] = 0;
-            for (int j = hi; j < MG_TILE; j++) p[j] = 0;
+            const int b0 = lo & ~15, b1 = (hi + 15) & ~15;
+            for (int j = b0; j < lo; j++) p[j] = -INFINITY;
+            for (int j = hi; j < b1; j++) p[j] = -INFINITY;
+            vf most = vf_set1(m[r]);
+            for (int b = b0; b < b1; b += 16) most = vf_max(vf_load(p + b), most);
+            const float top = vf_top(most);
+            memset(p, 0, (size_t)b0 * 4);
+            memset(p + b1, 0, (size_t)(MG_TILE - b1) * 4);
             if (top != m[r]) {                           /* earlier tiles were scaled by a smaller maximum */
                 const float c = m[r] == -INFINITY ? 0.0f : exp1(m[r] - top);
                 l[r] = vf_mul(l[r], vf_set1(c));
@@ -277,15 +339,14 @@ VF_FN void attention_rows(const int N, const int f32, const mg_attn *a, const fl
                 m[r] = top;
             }
             const vf vm = vf_set1(top);
-            for (int b = lo & ~15; b < hi; b += 16) {
+            for (int b = b0; b < b1; b += 16) {
                 vf_store(p + b, vf_exp(vf_sub(vf_load(p + b), vm)));
                 for (int j = b; j < lo; j++) p[j] = 0;
                 for (int j = hi > b ? hi : b; j < b + 16; j++) p[j] = 0;
                 l[r] = vf_add(l[r], vf_load(p + b));
             }
         }
-        for (int64_t d = 0; d < a->dim_pad; d += 16)
-            value_block(N, f32, a->v, (int64_t)slot * a->ldv + d, a->ldv, start, end, s, part, MG_PART_HEAD + d);
+        values(N, f32, a, slot, start, end, s, part);
     }
     for (int r = 0; r < N; r++) {
         vf_store(part[r], l[r]);
@@ -294,9 +355,7 @@ VF_FN void attention_rows(const int N, const int f32, const mg_attn *a, const fl
 }
 
 VF_TARGET static void op_attention(const mg_attn *a, int n, const float *const *q, const int32_t *pos, int32_t begin, float *const *part, float *scratch) {
-#define ROWS(N) case N: if (a->f32) attention_rows(N, 1, a, q, pos, begin, part, scratch); else attention_rows(N, 0, a, q, pos, begin, part, scratch); break
-    switch (n) { ROWS(1); ROWS(2); ROWS(3); ROWS(4); ROWS(5); ROWS(6); ROWS(7); ROWS(8); }
-#undef ROWS
+    BY_ROWS(n, a->f32, attention_rows, a, q, pos, begin, part, scratch);
 }
 
 VF_TARGET static void op_attention_fold(float *into, const float *part, int64_t dim_pad) {

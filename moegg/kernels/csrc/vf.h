@@ -82,6 +82,7 @@ VF_FN void vf_storeh(uint16_t *p, vf a) { for (int i = 0; i < 4; i++) vst1_u16(p
 VF_FN vf vf_pow2(vf n) { VF_EACH(vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n.v[i]), vdupq_n_s32(127)), 23))); }
 
 #else
+#define VF_PLAIN
 typedef struct { float f[16]; } vf;
 #define VF_EACH(expr) vf r; for (int i = 0; i < 16; i++) r.f[i] = (expr); return r
 VF_FN vf vf_load(const float *p) { vf r; memcpy(r.f, p, 64); return r; }
@@ -114,6 +115,69 @@ VF_FN float vf_sum(vf a) {
         for (int i = 0; i < n; i++) f[i] += f[i + n];
     return f[0];
 }
+
+/* The largest lane. */
+VF_FN float vf_top(vf a) {
+#if defined(VF_AVX512)
+    return _mm512_reduce_max_ps(a);
+#elif defined(VF_AVX2)
+    const __m256 x = _mm256_max_ps(a.a, a.b);
+    const __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)), z = _mm_max_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_max_ss(z, _mm_movehdup_ps(z)));
+#elif defined(VF_NEON)
+    return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.v[0], a.v[1]), vmaxq_f32(a.v[2], a.v[3])));
+#else
+    float top = a.f[0];
+    for (int i = 1; i < 16; i++) top = a.f[i] > top ? a.f[i] : top;
+    return top;
+#endif
+}
+
+/* Lane i is vf_sum of row i of p [16][16]: the same tree, for 16 rows at once. */
+#if defined(VF_AVX512)
+VF_FN vf vf_sums(const float *p) {
+    vf z[4];
+    for (int k = 0; k < 4; k++) {                        /* rows k, k + 4, k + 8, k + 12: 16 lanes to 4 each */
+        const vf a = vf_load(p + k * 16), b = vf_load(p + (k + 4) * 16), c = vf_load(p + (k + 8) * 16), d = vf_load(p + (k + 12) * 16);
+        const vf x = vf_add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+        const vf y = vf_add(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+        z[k] = vf_add(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
+    }
+    const vf l = vf_add(_mm512_shuffle_ps(z[0], z[1], 0x44), _mm512_shuffle_ps(z[0], z[1], 0xee));
+    const vf h = vf_add(_mm512_shuffle_ps(z[2], z[3], 0x44), _mm512_shuffle_ps(z[2], z[3], 0xee));
+    return vf_add(_mm512_shuffle_ps(l, h, 0x88), _mm512_shuffle_ps(l, h, 0xdd));
+}
+#elif defined(VF_AVX2)
+VF_FN __m256 vf_sums_half(const float *p) {
+    __m256 z[4];
+    for (int k = 0; k < 4; k++) {                        /* rows k and k + 4 */
+        const vf a = vf_load(p + k * 16), b = vf_load(p + (k + 4) * 16);
+        const __m256 x = _mm256_add_ps(a.a, a.b), y = _mm256_add_ps(b.a, b.b);
+        z[k] = _mm256_add_ps(_mm256_permute2f128_ps(x, y, 0x20), _mm256_permute2f128_ps(x, y, 0x31));
+    }
+    const __m256 l = _mm256_add_ps(_mm256_shuffle_ps(z[0], z[1], 0x44), _mm256_shuffle_ps(z[0], z[1], 0xee));
+    const __m256 h = _mm256_add_ps(_mm256_shuffle_ps(z[2], z[3], 0x44), _mm256_shuffle_ps(z[2], z[3], 0xee));
+    return _mm256_add_ps(_mm256_shuffle_ps(l, h, 0x88), _mm256_shuffle_ps(l, h, 0xdd));
+}
+VF_FN vf vf_sums(const float *p) { return (vf){vf_sums_half(p), vf_sums_half(p + 128)}; }
+#elif defined(VF_NEON)
+VF_FN vf vf_sums(const float *p) {
+    vf r;
+    for (int i = 0; i < 4; i++) {                        /* rows 4 i to 4 i + 3 */
+        float32x4_t z[4];
+        for (int k = 0; k < 4; k++) {
+            const vf a = vf_load(p + (4 * i + k) * 16);
+            z[k] = vaddq_f32(vaddq_f32(a.v[0], a.v[2]), vaddq_f32(a.v[1], a.v[3]));
+        }
+        const float32x4_t l = vaddq_f32(vcombine_f32(vget_low_f32(z[0]), vget_low_f32(z[1])), vcombine_f32(vget_high_f32(z[0]), vget_high_f32(z[1])));
+        const float32x4_t h = vaddq_f32(vcombine_f32(vget_low_f32(z[2]), vget_low_f32(z[3])), vcombine_f32(vget_high_f32(z[2]), vget_high_f32(z[3])));
+        r.v[i] = vaddq_f32(vuzp1q_f32(l, h), vuzp2q_f32(l, h));
+    }
+    return r;
+}
+#else
+VF_FN vf vf_sums(const float *p) { VF_EACH(vf_sum(vf_load(p + i * 16))); }
+#endif
 
 /* exp, about 1 ulp between -87 and 88, clamped outside; NaN stays NaN. Range reduction and polynomial after Cephes expf. */
 VF_FN vf vf_exp(vf x) {
