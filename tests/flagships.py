@@ -7,7 +7,7 @@ LFM2.5's vocabulary). Towers and MTP layers, which moegg leaves out, are represe
 import json
 import math
 
-from tests.test_models import COMMON, RELEASED
+from tests.released import COMMON, RELEASED
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 BYTES = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I64": 8}

@@ -13,6 +13,7 @@ from moegg import registry
 from moegg.arch import ConfigReader, Gqa, Mla, Mlp, Moe
 from moegg.errors import FormatError, MoeggError, UnsupportedModel
 from tests import tiny
+from tests.released import RELEASED
 
 ARCHS = registry.names()
 ROLES = {"embed", "norm", "attn", "dense", "shared", "router", "head", "bias", "aux"}
@@ -53,7 +54,7 @@ def test_tiny_has_odd_sizes(arch):
     model = tiny.describe(arch)
     attn = next(x.attn for x in model.layers if isinstance(x.attn, (Gqa, Mla)))
     head = attn.nope if isinstance(attn, Mla) else attn.head_dim
-    assert model.vocab % 16 and len(model.layers) in (3, 4) and head * attn.n_head != model.d or arch == "qwen2"
+    assert model.vocab % 16 and len(model.layers) in (3, 4) and head * attn.n_head != model.d or arch in ("qwen2", "helium")     # whose heads fill the hidden size
     assert all(t.role in ROLES for t in model.tensors())
 
 
@@ -77,209 +78,6 @@ def test_a_damaged_config_is_an_error_of_ours_or_another_sound_model(arch):
 
 
 # --- released configs ---------------------------------------------------------------------------------------------------
-
-COMMON = {"bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "initializer_range": 0.02, "use_cache": True,
-          "attention_dropout": 0.0, "torch_dtype": "bfloat16", "transformers_version": "4.51.0"}
-QWEN = COMMON | {"vocab_size": 151936, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "use_sliding_window": False}
-RELEASED = {  # name: (arch, keys that matter, parameters as published)
-    "Qwen3-30B-A3B": ("qwen3-moe", QWEN | {
-        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "attention_bias": False, "decoder_sparse_step": 1,
-        "head_dim": 128, "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 40960,
-        "max_window_layers": 48, "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True,
-        "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
-        "num_key_value_heads": 4, "output_router_logits": False, "rope_scaling": None, "router_aux_loss_coef": 0.001,
-        "sliding_window": None, "tie_word_embeddings": False}, 30532122624),
-    "Mixtral-8x7B-v0.1": ("mixtral", COMMON | {
-        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336,
-        "max_position_embeddings": 32768, "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32,
-        "num_key_value_heads": 8, "num_local_experts": 8, "output_router_logits": False, "rms_norm_eps": 1e-5,
-        "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02, "sliding_window": None, "tie_word_embeddings": False,
-        "vocab_size": 32000}, 46702792704),
-    "Qwen1.5-MoE-A2.7B": ("qwen2-moe", QWEN | {
-        "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "decoder_sparse_step": 1, "hidden_size": 2048,
-        "intermediate_size": 5632, "max_position_embeddings": 8192, "max_window_layers": 21, "moe_intermediate_size": 1408,
-        "norm_topk_prob": False, "num_attention_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "num_hidden_layers": 24,
-        "num_key_value_heads": 16, "output_router_logits": False, "router_aux_loss_coef": 0.001,
-        "shared_expert_intermediate_size": 5632, "sliding_window": 32768, "tie_word_embeddings": False}, 14315784192),
-    "ERNIE-4.5-21B-A3B-PT": ("ernie4-5-moe", {
-        "architectures": ["Ernie4_5_MoeForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "hidden_act": "silu",
-        "hidden_size": 2560, "initializer_range": 0.02, "intermediate_size": 12288, "max_position_embeddings": 131072,
-        "model_type": "ernie4_5_moe", "moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_intermediate_size": 1536, "moe_k": 6,
-        "moe_layer_interval": 1, "moe_layer_start_index": 1, "moe_num_experts": 64, "moe_num_shared_experts": 2,
-        "moe_use_aux_free": True, "num_attention_heads": 20, "num_hidden_layers": 28, "num_key_value_heads": 4,
-        "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16", "use_bias": False, "use_cache": False, "vocab_size": 103424}, 21825437888),
-    "OLMoE-1B-7B-0924": ("olmoe", COMMON | {
-        "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "attention_bias": False, "clip_qkv": None, "hidden_size": 2048,
-        "intermediate_size": 1024, "max_position_embeddings": 4096, "norm_topk_prob": False, "num_attention_heads": 16,
-        "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16, "num_key_value_heads": 16,
-        "output_router_logits": False, "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 10000.0,
-        "router_aux_loss_coef": 0.01, "tie_word_embeddings": False, "vocab_size": 50304}, 6919161856),
-    "Phi-3.5-MoE-instruct": ("phimoe", COMMON | {
-        "architectures": ["PhiMoEForCausalLM"], "model_type": "phimoe", "attention_bias": True, "hidden_size": 4096,
-        "input_jitter_noise": 0.01, "intermediate_size": 6400, "lm_head_bias": True, "max_position_embeddings": 131072,
-        "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8,
-        "num_local_experts": 16, "original_max_position_embeddings": 4096, "output_router_logits": False, "rms_norm_eps": 1e-5,
-        "rope_scaling": {"long_factor": [1.5] * 64, "long_mscale": 1.243163121016122, "short_factor": [1.0] * 64,
-                         "original_max_position_embeddings": 4096, "short_mscale": 1.243163121016122, "type": "longrope"},
-        "rope_theta": 10000.0, "router_aux_loss_coef": 0.0, "router_jitter_noise": 0.01, "sliding_window": 131072,
-        "tie_word_embeddings": False, "vocab_size": 32064}, 41873153344),
-    "DeepSeek-V3": ("deepseek", COMMON | {
-        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "attention_bias": False, "aux_loss_alpha": 0.001,
-        "ep_size": 1, "first_k_dense_replace": 3, "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512,
-        "max_position_embeddings": 163840, "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256,
-        "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
-        "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "pretraining_tp": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6, "rope_scaling": {
-            "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
-            "original_max_position_embeddings": 4096, "type": "yarn"},
-        "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False,
-        "topk_group": 4, "topk_method": "noaux_tc", "v_head_dim": 128, "vocab_size": 129280}, 671026419200),
-    "DeepSeek-V2-Lite": ("deepseek", COMMON | {
-        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "attention_bias": False, "aux_loss_alpha": 0.001,
-        "first_k_dense_replace": 1, "hidden_size": 2048, "intermediate_size": 10944, "kv_lora_rank": 512,
-        "max_position_embeddings": 163840, "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 64,
-        "n_shared_experts": 2, "norm_topk_prob": False, "num_attention_heads": 16, "num_experts_per_tok": 6, "num_hidden_layers": 27,
-        "num_key_value_heads": 16, "pretraining_tp": 1, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
-        "rms_norm_eps": 1e-6, "rope_scaling": {
-            "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
-            "original_max_position_embeddings": 4096, "type": "yarn"},
-        "rope_theta": 10000, "routed_scaling_factor": 1.0, "scoring_func": "softmax", "seq_aux": True, "tie_word_embeddings": False,
-        "topk_group": 1, "topk_method": "greedy", "v_head_dim": 128, "vocab_size": 102400}, 15706484224),
-    "dots.llm1.inst": ("dots1", COMMON | {
-        "architectures": ["Dots1ForCausalLM"], "model_type": "dots1", "attention_bias": False, "first_k_dense_replace": 1,
-        "head_dim": 128, "hidden_size": 4096, "intermediate_size": 10944, "max_position_embeddings": 32768,
-        "max_window_layers": 62, "moe_intermediate_size": 1408, "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 2,
-        "norm_topk_prob": True, "num_attention_heads": 32, "num_experts_per_tok": 6, "num_hidden_layers": 62,
-        "num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 10000000,
-        "routed_scaling_factor": 2.5, "scoring_func": "noaux_tc", "sliding_window": None, "tie_word_embeddings": False,
-        "topk_group": 1, "topk_method": "noaux_tc", "vocab_size": 152064}, 142774381696),
-    "Qwen3-0.6B": ("qwen3", QWEN | {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False, "head_dim": 128,
-        "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28,
-        "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rope_scaling": None,
-        "sliding_window": None,
-        "tie_word_embeddings": True}, 596049920),
-    "Qwen2.5-0.5B-Instruct": ("qwen2", QWEN | {
-        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864,
-        "max_position_embeddings": 32768, "max_window_layers": 21, "num_attention_heads": 14, "num_hidden_layers": 24,
-        "num_key_value_heads": 2, "sliding_window": 32768, "tie_word_embeddings": True}, 494032768),
-    "Llama-3.2-1B": ("llama", COMMON | {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "head_dim": 64,
-        "hidden_size": 2048, "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": False,
-        "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1,
-        "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
-        "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3",
-                         "original_max_position_embeddings": 8192},
-        "tie_word_embeddings": True, "vocab_size": 128256}, 1235814400),
-    "SmolLM2-135M": ("llama", COMMON | {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "hidden_size": 576,
-        "intermediate_size": 1536, "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False,
-        "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3, "pretraining_tp": 1, "rms_norm_eps": 1e-5,
-        "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000, "tie_word_embeddings": True,
-        "vocab_size": 49152}, 134515008),
-    "Mistral-7B-v0.1": ("llama", COMMON | {
-        "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14336,
-        "max_position_embeddings": 32768, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False,
-        "vocab_size": 32000}, 7241732096),
-    "Phi-4-mini-instruct": ("phi3", COMMON | {
-        "architectures": ["Phi3ForCausalLM"], "auto_map": {}, "attention_bias": False, "embd_pdrop": 0.0, "full_attn_mod": 1,
-        "hidden_size": 3072, "intermediate_size": 8192, "interpolate_factor": 1, "lm_head_bias": False,
-        "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "phi3", "num_attention_heads": 24,
-        "num_hidden_layers": 32, "num_key_value_heads": 8, "original_max_position_embeddings": 4096, "pad_token_id": 199999,
-        "partial_rotary_factor": 0.75, "resid_pdrop": 0.0, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-        "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0 + i for i in range(48)]},
-        "sliding_window": 262144, "tie_word_embeddings": True, "vocab_size": 200064}, 3836021760),
-    "gemma-2-2b-it": ("gemma2", COMMON | {
-        "architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attn_logit_softcapping": 50.0,
-        "cache_implementation": "hybrid", "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
-        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304, "intermediate_size": 9216, "max_position_embeddings": 8192,
-        "model_type": "gemma2", "num_attention_heads": 8, "num_hidden_layers": 26, "num_key_value_heads": 4, "pad_token_id": 0,
-        "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "sliding_window": 4096, "vocab_size": 256000},
-        2614341888),
-    "GLM-4-9B-0414": ("glm", COMMON | {
-        "architectures": ["Glm4ForCausalLM"], "attention_bias": True, "head_dim": 128, "hidden_size": 4096,
-        "intermediate_size": 13696, "max_position_embeddings": 32768, "model_type": "glm4", "num_attention_heads": 32,
-        "num_hidden_layers": 40, "num_key_value_heads": 2, "pad_token_id": 151329, "partial_rotary_factor": 0.5,
-        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "vocab_size": 151552}, 9400279040),
-    "OLMo-2-1124-7B": ("olmo2", COMMON | {
-        "architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "hidden_size": 4096, "intermediate_size": 11008,
-        "max_position_embeddings": 4096, "model_type": "olmo2", "num_attention_heads": 32, "num_hidden_layers": 32,
-        "num_key_value_heads": 32, "pad_token_id": 100277, "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 500000,
-        "tie_word_embeddings": False, "vocab_size": 100352}, 7298617344),
-    "SmolLM3-3B": ("smollm3", COMMON | {
-        "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "hidden_size": 2048, "intermediate_size": 11008,
-        "layer_types": ["full_attention"] * 36, "max_position_embeddings": 65536, "max_window_layers": 28, "mlp_bias": False,
-        "model_type": "smollm3", "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9, "num_attention_heads": 16,
-        "num_hidden_layers": 36, "num_key_value_heads": 4, "pad_token_id": 128004, "pretraining_tp": 2, "rms_norm_eps": 1e-6,
-        "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None, "tie_word_embeddings": True,
-        "use_sliding_window": False, "vocab_size": 128256}, 3075098624),
-    "granite-3.3-2b-instruct": ("granite", COMMON | {
-        "architectures": ["GraniteForCausalLM"], "attention_bias": False, "attention_multiplier": 0.015625,
-        "embedding_multiplier": 12.0, "hidden_size": 2048, "intermediate_size": 8192, "logits_scaling": 8.0,
-        "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "granite", "num_attention_heads": 32,
-        "num_hidden_layers": 40, "num_key_value_heads": 8, "pad_token_id": 0, "residual_multiplier": 0.22, "rms_norm_eps": 1e-5,
-        "rope_scaling": None, "rope_theta": 10000000.0, "tie_word_embeddings": True, "vocab_size": 49159}, 2533539840),
-    "c4ai-command-r7b-12-2024": ("cohere2", COMMON | {
-        "architectures": ["Cohere2ForCausalLM"], "attention_bias": False, "cache_implementation": "hybrid", "head_dim": 128,
-        "hidden_size": 4096, "intermediate_size": 14336, "layer_norm_eps": 1e-5, "layer_switch": 4, "logit_scale": 0.25,
-        "max_position_embeddings": 8192, "model_type": "cohere2", "num_attention_heads": 32, "num_hidden_layers": 32,
-        "num_key_value_heads": 8, "order_of_interleaved_layers": "local_attn_first", "pad_token_id": 0,
-        "position_embedding_type": "rope_gptj", "rope_scaling": None, "rope_theta": 50000, "rotary_pct": 1.0,
-        "sliding_window": 4096, "sliding_window_pattern": 4, "use_embedding_sharing": True, "use_gated_activation": True,
-        "use_parallel_block": True, "use_parallel_embedding": True, "vocab_size": 256000}, 8028033024),
-    "starcoder2-3b": ("starcoder2", COMMON | {
-        "architectures": ["Starcoder2ForCausalLM"], "activation_function": "gelu", "embedding_dropout": 0.1,
-        "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072, "initializer_range": 0.018042, "intermediate_size": 12288,
-        "layer_norm_epsilon": 1e-5, "max_position_embeddings": 16384, "mlp_type": "default", "model_type": "starcoder2",
-        "norm_epsilon": 1e-5, "norm_type": "layer_norm", "num_attention_heads": 24, "num_hidden_layers": 30,
-        "num_key_value_heads": 2, "residual_dropout": 0.1, "rope_theta": 999999.4420358813, "sliding_window": 4096,
-        "use_bias": True, "vocab_size": 49152}, 3030371328),
-    "stablelm-2-1_6b": ("stablelm", COMMON | {
-        "architectures": ["StableLmForCausalLM"], "hidden_size": 2048, "intermediate_size": 5632, "layer_norm_eps": 1e-5,
-        "max_position_embeddings": 4096, "model_type": "stablelm", "num_attention_heads": 32, "num_hidden_layers": 24,
-        "num_key_value_heads": 32, "partial_rotary_factor": 0.25, "rope_theta": 10000, "tie_word_embeddings": False,
-        "use_qkv_bias": True, "vocab_size": 100352}, 1644515328),
-    "gpt-oss-20b": ("gpt-oss", COMMON | {
-        "architectures": ["GptOssForCausalLM"], "attention_bias": True, "experts_per_token": 4, "head_dim": 64, "hidden_size": 2880,
-        "initial_context_length": 4096, "intermediate_size": 2880, "layer_types": ["sliding_attention", "full_attention"] * 12,
-        "max_position_embeddings": 131072, "model_type": "gpt_oss", "num_attention_heads": 64, "num_experts_per_tok": 4,
-        "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": False,
-        "pad_token_id": 199999, "quantization_config": {"quant_method": "mxfp4"}, "rms_norm_eps": 1e-5,
-        "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
-                         "rope_type": "yarn", "truncate": False},
-        "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": False,
-        "vocab_size": 201088}, 20914757184),
-    "gemma-3-270m": ("gemma3", {
-        "_sliding_window_pattern": 6, "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-        "attn_logit_softcapping": None, "bos_token_id": 2, "eos_token_id": 1, "final_logit_softcapping": None, "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 640, "initializer_range": 0.02, "intermediate_size": 2048,
-        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 3, "max_position_embeddings": 32768,
-        "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 18, "num_key_value_heads": 1,
-        "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_local_base_freq": 10000.0,
-        "rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": 512, "torch_dtype": "bfloat16",
-        "transformers_version": "4.55.0",
-        "use_bidirectional_attention": False, "use_cache": True, "vocab_size": 262144}, 268098176),
-    "gemma-3-1b-it": ("gemma3", {
-        "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "attn_logit_softcapping": None,
-        "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106], "final_logit_softcapping": None,
-        "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "initializer_range": 0.02,
-        "intermediate_size": 6912, "max_position_embeddings": 32768, "model_type": "gemma3_text", "num_attention_heads": 4,
-        "num_hidden_layers": 26, "num_key_value_heads": 1, "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6,
-        "rope_local_base_freq": 10000, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512,
-        "sliding_window_pattern": 6, "torch_dtype": "bfloat16", "transformers_version": "4.50.0", "use_cache": True,
-        "vocab_size": 262144}, 999885952),
-    "gemma-3-4b-it": ("gemma3", {       # a nested config leaves out what equals the class default
-        "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eoi_token_index": 256000,
-        "eos_token_id": [1, 106], "image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256,
-        "model_type": "gemma3", "text_config": {
-            "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
-            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024},
-        "torch_dtype": "bfloat16", "transformers_version": "4.50.0", "vision_config": {"hidden_size": 1152}},
-        4300079472 - 416866032 - 2950272),      # all, less vision tower and projector
-}
-
 
 @pytest.mark.parametrize("name", RELEASED)
 def test_released_configs_are_read_to_the_last_key_and_give_the_published_size(name):
@@ -367,7 +165,7 @@ def test_tying_defaults_differ_by_class():
     for arch in (a for a in ARCHS if a != "maple"):           # which is never tied
         absent = tiny.describe(arch, tie_word_embeddings=None)
         assert (absent.head is None) == (arch in ("gemma2", "gemma3", "gemma4", "smollm3", "cohere2", "starcoder2", "lfm2",
-                                                 "lfm2-moe", "ernie4-5-moe"))
+                                                 "lfm2-moe", "ernie4-5-moe", "ernie4-5", "youtu"))
         assert absent.embed.gather == (absent.head is not None)
         assert tiny.describe(arch, tie_word_embeddings=False).head.shape == tiny.describe(arch).embed.shape
 
@@ -456,7 +254,7 @@ def test_soft_caps_and_scale_of_gemma3():
     assert (plain.layers[0].attn.softcap, plain.logit_softcap) == (0.0, 0.0)
 
 
-ONE_ACT = {"bailing-hybrid", "kimi-linear", "lfm2", "lfm2-moe", "jamba", "maple", "minimax", "qwen3-next", "qwen3-5-moe", "qwen4-exp",
+ONE_ACT = {"bailing-hybrid", "kimi-linear", "lfm2", "lfm2-moe", "jamba", "maple", "minimax", "qwen3-next", "qwen3-5", "qwen3-5-moe", "qwen4-exp",
            "gpt-oss"}         # know one activation
 
 
@@ -505,6 +303,55 @@ def test_lfm2_widths_types_and_taps():
             describe("lfm2", config, **{key: value})
     with pytest.raises(FormatError, match="layer_types"):
         describe("lfm2", config, layer_types=["conv"])
+
+
+def test_rope_of_olmo3_is_scaled_in_full_layers_only():
+    """Window of the last key 11, every fourth layer full."""
+    attn = [layer.attn for layer in tiny.describe("olmo3").layers]
+    assert [(a.window, dict(a.rope.scaling).get("rope_type")) for a in attn] == [(11, None)] * 3 + [(0, "yarn")]
+    assert [layer.attn.window for layer in tiny.describe("olmo3", layer_types=["full_attention"] * 4).layers] == [0] * 4
+    with pytest.raises(UnsupportedModel, match="'rope_theta' is 10000"):
+        tiny.describe("olmo3", rope_theta=10000)
+
+
+def test_full_layers_of_exaone4_have_rope_only_where_none_slides():
+    def kinds(**changes):
+        return [(a.window, a.rope is not None) for a in (layer.attn for layer in tiny.describe("exaone4", **changes).layers)]
+    assert kinds() == [(11, True), (11, True), (0, False), (11, True)]
+    letters = {"sliding_window_pattern": "LLLG", "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
+    assert kinds(**letters) == [(11, True)] * 3 + [(0, False)]
+    config = tiny.config("exaone4", sliding_window_pattern=None) | {"sliding_window": None}
+    assert [(a.attn.window, a.attn.rope is not None) for a in describe("exaone4", config).layers] == [(0, True)] * 4
+    with pytest.raises(FormatError, match="sliding_window_pattern"):
+        kinds(sliding_window_pattern="LLLG")
+
+
+@pytest.mark.parametrize("arch", ["hunyuan-dense", "hunyuan-moe"])
+def test_alpha_of_hunyuan_stretches_the_base_of_rope(arch):
+    plain = tiny.describe(arch).layers[0].attn
+    theta = tiny.describe(arch, rope_scaling={"type": "dynamic", "alpha": 1000.0, "factor": 1.0}).layers[0].attn.rope.theta
+    assert plain.norm_last and theta == pytest.approx(1e4 * 1000 ** (plain.head_dim / (plain.head_dim - 2)))
+    with pytest.raises(UnsupportedModel, match="use_cla"):
+        tiny.describe(arch, use_cla=True)
+
+
+def test_biases_of_seed_oss_and_ernie_have_keys_of_their_own():
+    def biases(arch, **changes):
+        a = tiny.describe(arch, **changes).layers[0].attn
+        return "".join(n for n, t in zip("qkvo", (a.q_bias, a.k_bias, a.v_bias, a.o_bias), strict=True) if t)
+    assert biases("seed-oss", attention_bias=None) == "qkv" and biases("seed-oss", attention_out_bias=True) == "qkvo"
+    assert biases("ernie4-5") == "" and biases("ernie4-5", use_bias=True) == "qkvo"
+
+
+@pytest.mark.parametrize("arch, changes, error, key", [
+    ("helium", {"head_dim": 20}, UnsupportedModel, "head_dim"), ("youtu", {"qk_head_dim": 20}, FormatError, "qk_head_dim"),
+    ("youtu", {"num_key_value_heads": 1}, UnsupportedModel, "num_key_value_heads"),
+    ("solar-open", {"use_qk_norm": True}, UnsupportedModel, "use_qk_norm"),
+    ("solar-open", {"first_k_dense_replace": 1}, UnsupportedModel, "first_k_dense_replace"),
+    ("qwen3-5", {"attn_output_gate": False}, UnsupportedModel, "attn_output_gate")])
+def test_keys_beyond_the_reference_are_refused(arch, changes, error, key):
+    with pytest.raises(error, match=key):
+        tiny.describe(arch, **changes)
 
 
 # --- documents ----------------------------------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ from moegg.arch.mixers import PAST_MAX, SCAN_MAX, Conv, DeltaNet, Lightning, Low
 from moegg.arch.mla import Mla
 from moegg.arch.model import Layer, Model, walk
 from moegg.arch.moe import MAX_GROUPS, Moe, Router
-from moegg.arch.rope import ROPE_TYPES, Rope, read_rope, rope_of
+from moegg.arch.rope import ROPE_TYPES, Rope, read_layer_ropes, read_rope, rope_of
 from moegg.arch.streams import NGram, Ple, Streams, hash_multipliers, offsets_of, primes_from
 from moegg.arch.tensors import ROLES, Experts, Part, Src, Tensor
 
 __all__ = ["F32_MAX", "F32_MIN", "I32_MAX", "MAX_GROUPS", "PAST_MAX", "ROLES", "ROPE_TYPES", "SCAN_MAX", "Chat", "ConfigReader", "Conv", "DeltaNet",
            "Experts", "Gqa", "Indexer", "Layer", "Lightning", "LowRank", "Mamba", "Mixer", "Mla", "Mlp", "Model", "Moe", "NGram", "Norm",
            "Part", "PerLayerGate", "PerLayerInputs", "Ple", "Rope", "Router", "ShortConv", "Src", "Streams", "Tensor", "choose_chat", "fits_f32", "hash_multipliers",
-           "offsets_of", "primes_from", "read_rope", "rope_of", "walk"]
+           "offsets_of", "primes_from", "read_layer_ropes", "read_rope", "rope_of", "walk"]

@@ -113,6 +113,22 @@ def read_rope(cfg: ConfigReader, dim: int, ctx_train: int, theta_default: float 
     return rope_of(params, dim, theta, ctx_train, interleaved, cfg.int("original_max_position_embeddings", low=1, default=None))
 
 
+def read_layer_ropes(cfg: ConfigReader, dim: int, ctx_train: int, theta: float, local_theta: float) -> tuple[Rope, Rope]:
+    """(rope of full layers, rope of sliding layers), from rope_parameters per layer type or from flat keys, whose scaling is that of full
+    layers. theta, local_theta: where no object says otherwise."""
+    params = cfg.child("rope_parameters")
+    full, local = params.child("full_attention"), params.child("sliding_attention")
+    theta = full.float("rope_theta", default=None) or cfg.float("rope_theta", default=theta)
+    local_theta = local.float("rope_theta", default=None) or local_theta
+    if cfg.has("rope_scaling"):
+        full = cfg.child("rope_scaling")
+    elif params.has("rope_type"):
+        raise cfg.refuse("rope_parameters", "supported: one object each for full_attention and sliding_attention")
+    for keys in (cfg, full, local):
+        keys.expect("partial_rotary_factor", 1.0)
+    return rope_of(full, dim, theta, ctx_train), rope_of(local, dim, local_theta, ctx_train)
+
+
 def rope_of(params: ConfigReader, dim: int, theta: float, ctx_train: int, interleaved: bool = False,
             orig: int | None = None) -> Rope:
     """The Rope of one rope_scaling or rope_parameters object (an empty one: no scaling). orig: the config's own

@@ -1,12 +1,15 @@
-"""What Qwen's hybrids share: gated attention, layers of Gated DeltaNet between them, experts with a gated shared expert. No architecture.
+"""What Qwen's hybrids share: gated attention, layers of Gated DeltaNet between them, an MLP or experts with a gated shared one. No architecture.
 
 Norm weights are stored as w - 1 (in GGUF as w), but for the one inside linear_attn. q_proj holds per head [q | gate]; the result of
 attention is times sigmoid(gate); rope turns the first quarter of a head unless the config says otherwise. Text positions are equal on
 all mrope axes, so that mrope is plain rope.
 """
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from moegg.arch import Gqa, Layer, Moe, Rope
+from moegg.arch import ConfigReader, Gqa, Layer, Mlp, Model, Moe, Rope, read_rope
+from moegg.models._decoder import HARMLESS
 from moegg.models._delta import DeltaSizes, gated_delta
 from moegg.models._moe import MoeDecoder
 
@@ -27,16 +30,35 @@ def gated_attention(m: MoeDecoder, i: int, rope: Rope, bias: bool) -> Gqa:
                    gate=half(f"layers.{i}.attn.gate", a.q, dim))
 
 
-def layers(m: MoeDecoder, rope: Rope, full: list[bool], sizes: DeltaSizes, renormalise: bool, gate_act: str = "silu") -> list[Layer]:
-    """All layers: attention or Gated DeltaNet, then experts."""
-    cfg = m.cfg
+def experts(m: MoeDecoder, renormalise: bool) -> Callable[[int], Moe]:
+    """The FFN of layer i: experts with a gated shared one."""
     n, top_k, width = m.moe_sizes(("num_experts", "num_local_experts"))
-    shared = cfg.int("shared_expert_intermediate_size", low=1, default=512)
-    bias = cfg.expect("attention_bias", False)
+    shared = m.cfg.int("shared_expert_intermediate_size", low=1, default=512)
+    return lambda i: Moe(m.router(i, n, top_k, renormalise=renormalise), m.experts(i, n, width), m.act,
+                         shared=m.shared(i, shared, "mlp.shared_expert"), shared_gate=m.shared_gate(i))
 
-    def moe(i: int) -> Moe:
-        return Moe(m.router(i, n, top_k, renormalise=renormalise), m.experts(i, n, width), m.act,
-                   shared=m.shared(i, shared, "mlp.shared_expert"), shared_gate=m.shared_gate(i))
+
+def layers(m: MoeDecoder, rope: Rope, full: list[bool], sizes: DeltaSizes, ffn: Callable[[int], Mlp | Moe], gate_act: str = "silu") -> list[Layer]:
+    """All layers: attention or Gated DeltaNet, then ffn(i)."""
+    bias = m.cfg.expect("attention_bias", False)
     return [Layer(m.attn_norm(i),
                   gated_attention(m, i, rope, bias) if full[i] else gated_delta(m, i, sizes, gate_act),
-                  m.ffn_norm(i, "post_attention_norm"), moe(i)) for i in range(m.n_layer)]
+                  m.ffn_norm(i, "post_attention_norm"), ffn(i)) for i in range(m.n_layer)]
+
+
+def qwen3_5(cfg: ConfigReader, arch: str, ffn: Callable[[MoeDecoder], Callable[[int], Mlp | Moe]], defaults: dict[str, Any]) -> Model:
+    """A Qwen3.5, alone or inside a vision wrapper; ffn(m): its FFN by layer number."""
+    text, wrapped = cfg.path("text_config"), cfg.has("text_config")
+    m = MoeDecoder(text, arch, plus_one=True, defaults=defaults, roots=("model.language_model.",) if wrapped else ("model.",))
+    text.expect("hidden_act", "silu")
+    text.expect("attn_output_gate", True)
+    text.expect("mlp_only_layers", [])
+    text.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
+    text.child("rope_parameters").ignore(*MROPE)
+    sizes = DeltaSizes(text, **DELTA_DEFAULTS)
+    rope = read_rope(text, m.head_dim, m.ctx_train, partial=0.25)
+    all_layers = layers(m, rope, sizes.layer_types(m), sizes, ffn(m))
+    if wrapped:
+        cfg.ignore(*HARMLESS, "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+        text.ignore("tie_word_embeddings")
+    return m.model(all_layers, tied=cfg.bool("tie_word_embeddings", default=False))

@@ -9,7 +9,7 @@ Not supported: use_bidirectional_attention, partial_rotary_factor, images, activ
 from collections.abc import Mapping
 from typing import Any
 
-from moegg.arch import ConfigReader, Layer, Model, Rope, rope_of
+from moegg.arch import ConfigReader, Layer, Model, read_layer_ropes
 from moegg.models._chat import GEMMA
 from moegg.models._decoder import HARMLESS, IGNORED, ROPE_TENSORS, Decoder, gguf_decoder
 
@@ -28,7 +28,7 @@ def describe(cfg: ConfigReader) -> Model:
     m = Decoder(text, "gemma3", plus_one=True, defaults=_DEFAULTS, act_key="hidden_activation", act_default="gelu_pytorch_tanh",
                 roots=("language_model.model.", "model.language_model.") if wrapped else ("model.",))
     text.expect("use_bidirectional_attention", False)
-    ropes = _ropes(text, m)
+    ropes = read_layer_ropes(text, m.head_dim, m.ctx_train, 1e6, text.float("rope_local_base_freq", default=1e4))
     pattern = text.int("sliding_window_pattern", "_sliding_window_pattern", low=1, default=6)
     window = text.int("sliding_window", low=1, default=0 if text.given("sliding_window") else 4096)
     windows = m.windows(window, ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(m.n_layer)])
@@ -49,21 +49,6 @@ def describe(cfg: ConfigReader) -> Model:
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=True), embed_scale=m.d ** 0.5,
                    heads=("lm_head.weight", "language_model.lm_head.weight"),
                    logit_softcap=text.float("final_logit_softcapping", default=0.0, low=0))
-
-
-def _ropes(text: ConfigReader, m: Decoder) -> tuple[Rope, Rope]:
-    """(rope of full layers, rope of sliding layers), from flat keys or from rope_parameters per layer type."""
-    params = text.child("rope_parameters")
-    full, local = params.child("full_attention"), params.child("sliding_attention")
-    theta = full.float("rope_theta", default=None) or text.float("rope_theta", default=1e6)
-    local_theta = local.float("rope_theta", default=None) or text.float("rope_local_base_freq", default=1e4)
-    if text.has("rope_scaling"):
-        full = text.child("rope_scaling")
-    elif params.has("rope_type"):
-        raise text.refuse("rope_parameters", "supported: one object each for full_attention and sliding_attention")
-    for keys in (text, full, local):
-        keys.expect("partial_rotary_factor", 1.0)
-    return rope_of(full, m.head_dim, theta, m.ctx_train), rope_of(local, m.head_dim, local_theta, m.ctx_train)
 
 
 def tiny() -> dict[str, Any]:

@@ -1,46 +1,40 @@
 """Hunyuan-A13B: norms of q and k heads after rope, softmax over the chosen experts, one shared expert of the same width.
 
-Source: transformers 5.24 models/hunyuan_v1_moe; rope of type "dynamic" with alpha is theta * alpha^(d / (d - 2)), whatever the length.
-GGUF: llama.cpp's architecture "hunyuan-moe", whose files hold that theta. Not supported: cross-layer attention (use_cla), latent
-attention (use_mla), sizes that differ between layers, several shared experts, activations other than silu and tanh-gelu.
+Source: transformers 5.24 models/hunyuan_v1_moe. GGUF: llama.cpp's architecture "hunyuan-moe", whose files hold the stretched base of rope.
+Not supported: cross-layer attention (use_cla), latent attention (use_mla), sizes that differ between layers, several shared experts,
+activations other than silu and tanh-gelu.
 """
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from moegg.arch import Chat, ConfigReader, Layer, Model, Moe, Rope, read_rope
+from moegg.arch import Chat, ConfigReader, Layer, Model, Moe
 from moegg.models._chat import THINK
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
+from moegg.models._hunyuan import attention, common_keys, read_alpha_rope
 from moegg.models._moe import MoeDecoder
 
 NAMES = {"arch": "hunyuan-moe", "hf": ("HunYuanMoEV1ForCausalLM",), "model_type": ("hunyuan_v1_moe",), "gguf": ("hunyuan-moe",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED}
 CHAT = Chat(("<|eos|>", "<|endoftext|>"), "marked", THINK, ("<answer>", "</answer>"))
-_UNUSED = ("add_classification_head", "class_num", "cla_share_factor", "dense_list", "eod_token_id", "sep_token_id", "mask_init_id", "pool_type",
-           "moe_drop_tokens", "moe_random_routing_dropped_token", "num_media_embeds", "org_vocab_size", "capacity_factor", "im_start_id",
-           "im_end_id", "im_newline_id", "text_start_id", "text_end_id", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim",
-           "qk_rope_head_dim", "v_head_dim", "n_group", "topk_group", "routed_scaling_factor", "use_mixed_mlp_moe", "attention_head_dim")
+_UNUSED = ("moe_drop_tokens", "moe_random_routing_dropped_token", "capacity_factor", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim",
+           "qk_rope_head_dim", "v_head_dim", "n_group", "topk_group", "routed_scaling_factor", "use_mixed_mlp_moe")
 
 
 def describe(cfg: ConfigReader) -> Model:
     m = MoeDecoder(cfg, "hunyuan-moe", eps_default=1e-5)
-    rope, bias, width = _rope(cfg, m), cfg.bool("attention_bias", default=False), m.width
+    rope, bias, width = read_alpha_rope(cfg, m), cfg.bool("attention_bias", default=False), m.width
     n, top_k = (_same(cfg, m, keys) for keys in (("num_experts", "num_local_experts"), ("moe_topk", "num_experts_per_tok")))
     if top_k > n:
         raise cfg.wrong("moe_topk", f"there are {n} experts")
     for key, value in (("moe_intermediate_size", width), ("num_shared_expert", 1)):
         if cfg.has(key) and _same(cfg, m, (key,)) != value:
             raise cfg.refuse(key, f"supported: {value}")
-    for key, value in (("use_cla", False), ("use_mla", False), ("use_qk_norm", True), ("norm_topk_prob", True), ("norm_type", "rms"),
-                       ("mlp_bias", False), ("moe_layer_num_skipped", 0), ("group_limited_greedy", False), ("use_rotary_pos_emb", True),
+    common_keys(cfg)
+    for key, value in (("use_mla", False), ("norm_topk_prob", True), ("moe_layer_num_skipped", 0), ("group_limited_greedy", False),
                        ("position_embedding_xdrope", False)):
         cfg.expect(key, value)
     cfg.ignore(*_UNUSED)
-
-    def attention(i: int):
-        q, k = (m.norm(i, f"attn.{x}_norm", f"self_attn.{long}_layernorm", f"attn_{x}_norm", m.head_dim) for x, long in (("q", "query"), ("k", "key")))
-        return replace(m.attention(i, rope, qkv_bias=bias, o_bias=bias), q_norm=q, k_norm=k, norm_last=True)
-    layers = [Layer(m.attn_norm(i), attention(i),
+    layers = [Layer(m.attn_norm(i), attention(m, i, rope, bias),
                     m.ffn_norm(i),
                     Moe(m.router(i, n, top_k, "mlp.gate.wg"), m.experts(i, n, width), m.act, shared=m.shared(i, width, "mlp.shared_mlp")))
               for i in range(m.n_layer)]
@@ -56,21 +50,6 @@ def _same(cfg: ConfigReader, m: MoeDecoder, keys: tuple[str, ...]) -> int:
     if len(values) != m.n_layer or set(values) != {values[0]} or values[0] < 1:
         raise cfg.refuse(key, f"supported: one number for all of {m.n_layer} layers")
     return values[0]
-
-
-def _rope(cfg: ConfigReader, m: MoeDecoder) -> Rope:
-    params = cfg.child("rope_scaling" if cfg.dict("rope_scaling", default=None) else "rope_parameters")
-    alpha = params.float("alpha", default=0.0, low=0)
-    if not alpha:
-        return read_rope(cfg, m.head_dim, m.ctx_train)
-    params.expect("type" if params.has("type") else "rope_type", "dynamic")
-    params.ignore("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-    theta = params.float("rope_theta", default=None) or cfg.float("rope_theta", default=10000.0)
-    try:
-        theta *= alpha ** (m.head_dim / (m.head_dim - 2))
-    except ArithmeticError:
-        raise params.wrong("alpha", f"the base of {m.head_dim} dimensions is not finite") from None
-    return read_rope(ConfigReader({"rope_theta": theta}), m.head_dim, m.ctx_train)
 
 
 def tiny() -> dict[str, Any]:

@@ -5,12 +5,10 @@ Not supported: GGUF, images, attention_bias, attn_output_gate false, activations
 """
 from typing import Any
 
-from moegg.arch import ConfigReader, Model, read_rope
+from moegg.arch import ConfigReader, Model
 from moegg.models._chat import QWEN_OPEN
-from moegg.models._decoder import HARMLESS, IGNORED
-from moegg.models._delta import DeltaSizes
-from moegg.models._moe import MoeDecoder
-from moegg.models._qwen_hybrid import DELTA_DEFAULTS, MROPE, layers
+from moegg.models._decoder import IGNORED
+from moegg.models._qwen_hybrid import experts, qwen3_5
 
 NAMES = {
     "arch": "qwen3-5-moe", "hf": ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
@@ -22,20 +20,7 @@ _DEFAULTS = {"vocab_size": 248320, "hidden_size": 2048, "intermediate_size": 1, 
 
 
 def describe(cfg: ConfigReader) -> Model:
-    text, wrapped = cfg.path("text_config"), cfg.has("text_config")
-    m = MoeDecoder(text, "qwen3-5-moe", plus_one=True, defaults=_DEFAULTS, roots=("model.language_model.",) if wrapped else ("model.",))
-    text.expect("hidden_act", "silu")
-    text.expect("attn_output_gate", True)
-    text.expect("mlp_only_layers", [])
-    text.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
-    text.child("rope_parameters").ignore(*MROPE)
-    sizes = DeltaSizes(text, **DELTA_DEFAULTS)
-    rope = read_rope(text, m.head_dim, m.ctx_train, partial=0.25)
-    all_layers = layers(m, rope, sizes.layer_types(m), sizes, renormalise=True)
-    if wrapped:
-        cfg.ignore(*HARMLESS, "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-        text.ignore("tie_word_embeddings")
-    return m.model(all_layers, tied=cfg.bool("tie_word_embeddings", default=False))
+    return qwen3_5(cfg, "qwen3-5-moe", lambda m: experts(m, renormalise=True), _DEFAULTS)
 
 
 def tiny() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from moegg.models._chat import QWEN_THINKING
 from moegg.models._decoder import IGNORED
 from moegg.models._delta import DeltaSizes
 from moegg.models._moe import MoeDecoder
-from moegg.models._qwen_hybrid import DELTA_DEFAULTS, layers
+from moegg.models._qwen_hybrid import DELTA_DEFAULTS, experts, layers
 
 NAMES = {"arch": "qwen3-next", "hf": ("Qwen3NextForCausalLM",), "model_type": ("qwen3_next",), "ignore": (*IGNORED, "mtp.*")}
 CHAT = QWEN_THINKING
@@ -26,7 +26,7 @@ def describe(cfg: ConfigReader) -> Model:
     cfg.expect("decoder_sparse_step", 1)
     sizes = DeltaSizes(cfg, **DELTA_DEFAULTS)
     rope = read_rope(cfg, m.head_dim, m.ctx_train, partial=0.25)
-    all_layers = layers(m, rope, sizes.layer_types(m), sizes, cfg.bool("norm_topk_prob", default=True))
+    all_layers = layers(m, rope, sizes.layer_types(m), sizes, experts(m, cfg.bool("norm_topk_prob", default=True)))
     return m.model(all_layers, tied=cfg.bool("tie_word_embeddings", default=False))
 
 

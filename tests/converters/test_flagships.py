@@ -8,7 +8,7 @@ from moegg import registry
 from moegg.arch import ConfigReader
 from moegg.converters import convert
 from tests.flagships import CONFIGS, TENSORS, write_headers
-from tests.test_models import RELEASED
+from tests.released import RELEASED
 
 Q4 = 18 / 32        # bytes of a q4_0 weight
 SIZES = {  # name: (active parameters, records, bytes of one, bytes of the file, recipe: what is published in less than 16 bits is kept)
