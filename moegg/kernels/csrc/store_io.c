@@ -47,14 +47,18 @@ void mg_st_take_off(mg_store *s, int32_t id) {
     it->queue = NO_QUEUE;
 }
 
+static int64_t read_bytes(const mg_store *s, int32_t id) {
+    return round_up(s->layers[mg_policy_layer(s->policy, id)].record_bytes, RECORD_ALIGN);
+}
+
 static int64_t part_bytes(const mg_store *s, int32_t id) {
     const int64_t parts = s->items[id].parts;
-    return round_up((size_of(s, id) + parts - 1) / parts, RECORD_ALIGN);
+    return round_up((read_bytes(s, id) + parts - 1) / parts, RECORD_ALIGN);
 }
 
 void mg_st_begin(mg_store *s, int32_t id, int qi, int64_t wanted) {
     item *it = &s->items[id];
-    const int64_t size = size_of(s, id), fewest = (size + s->max_part - 1) / s->max_part, finest = most(size / s->min_part, 1);
+    const int64_t size = read_bytes(s, id), fewest = (size + s->max_part - 1) / s->max_part, finest = most(size / s->min_part, 1);
     const int32_t layer = mg_policy_layer(s->policy, id);
     mg_st_take_off(s, id);                             /* it may still wait to be dropped */
     it->parts = (int16_t)least(most(least(wanted, finest), fewest), 1000);

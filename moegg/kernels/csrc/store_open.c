@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #define CLOSE_POLLS 50                        /* how long closing waits for reads that hang */
+#define SHARE 8                               /* records up to an eighth larger share slots with smaller ones */
 
 static int64_t record_size(const mg_store_layer *l) { return round_up(l->record_bytes, RECORD_ALIGN); }
 
@@ -30,6 +31,20 @@ int64_t mg_store_minimum(int32_t n_layers, const mg_store_layer *layers) {
         need = most(need, mg_policy_minimum(&c));
     }
     return need;
+}
+
+/* Slots of one size for records of nearly one size, as recipes make them that give some layers more bits: memory that moves between
+ * sizes is given back and faulted in anew for every record, in small pages. Not where that would raise the least budget, or where
+ * all records fit as they are. */
+static void share_slots(mg_policy_config *p, const mg_store_layer *l, int64_t *bytes) {
+    const int64_t minimum = mg_policy_minimum(p);
+    int64_t total = 0;
+    for (int32_t i = 0; i < p->n_layers; i++) total += l[i].n * bytes[i];
+    if (total <= p->budget) return;
+    for (int32_t i = 0; i < p->n_layers; i++)
+        for (int32_t j = 0; j < p->n_layers; j++)
+            if (record_size(&l[j]) <= record_size(&l[i]) + record_size(&l[i]) / SHARE) bytes[i] = most(bytes[i], record_size(&l[j]));
+    for (int32_t i = 0; mg_policy_minimum(p) > minimum && i < p->n_layers; i++) bytes[i] = record_size(&l[i]);
 }
 
 static int make_slots(mg_store *s) {
@@ -80,6 +95,7 @@ static int make(mg_store *s, const mg_store_config *c) {
         policy_config(&p, c->n_layers, c->layers, experts, top_k, s->size);
         p.budget = c->budget;
         p.half_life = c->half_life;
+        if (c->file.direct) share_slots(&p, c->layers, s->size);
         s->policy = mg_policy_new(&p);
     }
     free(experts);
