@@ -357,3 +357,17 @@ def test_a_failing_command_ends_a_comparison(script):
         script("common").last_json([sys.executable, "-c", "raise SystemExit(3)"])
     with pytest.raises(SystemExit, match="no JSON"):
         script("common").last_json([sys.executable, "-c", "print('hello')"])
+
+
+@pytest.mark.parametrize("arch", ["qwen3-moe", "gemma4", "lfm2-moe", "gpt-oss", "deepseek"])
+def test_a_synthetic_file_opens_verifies_and_routes_tokens_to_many_experts(script, tmp_path, arch, capsys):
+    """bench/synthetic.py: other experts for other tokens, finite logits of a sane size, and the same bytes from the same seed."""
+    synthetic = script("synthetic")
+    synthetic.POOL = 32
+    sizes = [synthetic.write(tiny.config(arch), tmp_path / f"{n}.moegg", "q4", "synthetic", seed) for n, seed in (("a", 3), ("b", 3), ("c", 4))]
+    a, b, c = (tmp_path / f"{n}.moegg" for n in "abc")
+    assert a.read_bytes() == b.read_bytes() != c.read_bytes() and a.stat().st_size == sizes[0]
+    assert main(["verify", str(a)]) == 0
+    logits, chosen, _, layers = open_engine(a, ctx=64).forward(list(range(3, 60)))
+    assert np.isfinite(logits).all() and 0.1 < logits.std() < 10
+    assert len(layers) == len(chosen) and all(len(np.unique(layer)) > layer.shape[1] for layer in chosen)
