@@ -3,8 +3,9 @@
     python bench/server_load.py MODEL [--streams 1,2,4,8] [--gen N] [--runs N] [--engine "--ram 8G --io direct"] [--options "..."]
 
 Starts `moegg server` on a free port of 127.0.0.1. Per number of streams: tokens per second of all streams together from the first
-token to the last, how many times that of one stream it is, whether each greedy stream equals its serial run, and the share of bench's
-decode rate. Then the second turn of a long conversation: how many tokens were evaluated again, and the times to the first byte.
+token to the last, how many times that of one stream it is, whether each greedy stream equals its serial run, the share of bench's
+decode rate, and per pass its time, the expert records it wanted and the reads it waited for. Then the second turn of a long
+conversation: how many tokens were evaluated again, and the times to the first byte.
 Prompts are token ids, so a file without a tokenizer will do (server_ids.py). --engine goes to the server and to bench alike.
 """
 import json
@@ -45,20 +46,20 @@ def stream(url: str, prompt: list[int], n: int) -> dict:
     body = {"prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
     out = {"start": time.perf_counter(), "text": ""}
     with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode()), timeout=3600) as r:
-        for line in r:
-            now = time.perf_counter()
-            out.setdefault("first_byte", now)
-            if not line.startswith(b"data: {"):
-                continue
-            data = json.loads(line[6:])
-            if "timings" in data:
-                out["timings"] = data["timings"]
-            if data.get("usage"):
-                out["usage"] = data["usage"]
-            elif data["choices"][0]["text"]:
-                out.setdefault("first", now)
-                out["last"] = now
-                out["text"] += data["choices"][0]["text"]
+        lines = [(time.perf_counter(), line) for line in r]         # parsed afterwards: the server shares these cores
+    out["first_byte"] = lines[0][0]
+    for now, line in lines:
+        if not line.startswith(b"data: {"):
+            continue
+        data = json.loads(line[6:])
+        if "timings" in data:
+            out["timings"] = data["timings"]
+        if data.get("usage"):
+            out["usage"] = data["usage"]
+        elif data["choices"][0]["text"]:
+            out.setdefault("first", now)
+            out["last"] = now
+            out["text"] += data["choices"][0]["text"]
     return out
 
 
@@ -84,12 +85,31 @@ def loads(url: str, a, vocab: int, alone: float | None) -> None:
             serial = [stream(url, p, a.gen) for p in prompts]
             one = sorted(rate([s], a.gen) for s in serial)[len(serial) // 2]
             for count in a.streams:
+                before = counters(url)
                 done = list(pool.map(lambda p: stream(url, p, a.gen), prompts[:count]))
+                spent = {name: value - before.get(name, 0) for name, value in counters(url).items()}
                 emit(a.model, streams=count, prompt=a.prompt, gen=a.gen, repetition=run, tok_per_s=round(rate(done, a.gen), 3),
                      serial_tok_per_s=round(one, 3), times_serial=round(rate(done, a.gen) / one, 3),
                      decode_of_server=[d["timings"]["predicted_per_second"] for d in done],
-                     equal_to_serial=[d["text"] for d in done] == [s["text"] for s in serial[:count]],
+                     equal_to_serial=[d["text"] for d in done] == [s["text"] for s in serial[:count]], **per_pass(spent),
                      bench_tok_per_s=alone, serial_share_of_bench=alone and round(one / alone, 4))
+
+
+def counters(url: str) -> dict[str, float]:
+    """Those of /metrics, by name."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=3600) as r:
+        pairs = [line.rsplit(" ", 1) for line in r.read().decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in pairs}
+
+
+def per_pass(spent: dict[str, float]) -> dict:
+    """What a pass cost: records that it wanted (those of all streams together), those that were absent, bytes read, ms waited."""
+    n = max(spent["moegg_passes_total"], 1)
+    wanted, absent, waited = (spent.get(f"moegg_engine_{name}", 0) for name in ("hits", "misses", "wait_ns"))
+    read = sum(spent.get(f"moegg_engine_{name}", 0) for name in ("demanded", "predicted"))
+    return {"passes": n, "records_per_pass": round((wanted + absent) / n, 1), "absent_per_pass": round(absent / n, 1),
+            "read_mb_per_pass": round(read / n / 1e6, 1), "waited_ms_per_pass": round(waited / n / 1e6, 2),
+            "step_ms": round(1e3 * (spent["moegg_answer_seconds_total"] + spent["moegg_prompt_seconds_total"]) / n, 2)}
 
 
 def rate(done: list[dict], n: int) -> float:

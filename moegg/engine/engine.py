@@ -212,6 +212,11 @@ class Engine:
         """Tokens that go through the layers together at best: of a long prompt whose experts stream, several ubatches."""
         return self.ubatch * self.plan.groups
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that passes have stood still for what streams."""
+        return self.store.counters()["wait_ns"] / 1e9
+
     def release(self) -> None:
         """Gives the memory of experts back, but for what a pass needs at least. Between passes, from the thread that runs them."""
         self._hold(min(self.plan.cache, FileSizes.of(self.container).least_cache))

@@ -33,6 +33,7 @@ from moegg.tokenizer import Tokenizer
 
 MAX_PARALLEL = 64               # sessions in one Engine.step
 PREFILL_BESIDE_DECODE = 128     # prompt tokens in a pass while others wait for their next token; more if each pass reads the disk
+LONG_PASS_S = 2.0               # what others may wait for if a longer pass gains nothing
 SAVE_AFTER_S = 2.0              # without work, before conversations are written to files
 SAVE_AT_STOP_S = 20.0
 TURN_TOKENS = 64                # at most so many tokens at a prompt's end only ask for an answer
@@ -91,6 +92,30 @@ class Job:
         return self.prompt[at:min((m for m in self.marks if m > at), default=len(self.prompt))]
 
 
+@dataclass
+class Chunk:
+    """How many prompt tokens a pass takes while no answer is being written: `most` at first, never less than `least`.
+
+    A long pass that does not wait for the disk gains nothing from its length, and somebody may come: the next one is half as long.
+    One that waits was too short: more tokens cost hardly more time. It is not tried again.
+    """
+    least: int
+    most: int
+    tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokens = self.most
+
+    def learn(self, tokens: int, seconds: float, waited_s: float) -> None:
+        """What a pass of so many tokens took, and how much of it was waiting for records."""
+        if tokens < self.tokens:
+            return
+        if waited_s > 0.25 * seconds:
+            self.tokens = self.least = min(2 * self.tokens, self.most)
+        elif waited_s < 0.05 * seconds and seconds > LONG_PASS_S:
+            self.tokens = max(self.tokens // 2, self.least)
+
+
 class Run:
     """The answers of one request. `events` gives (index, event) of all of them; each index ends with Done or Failed."""
 
@@ -120,6 +145,7 @@ class Worker:
         self._tokenizer, self._idle_s = tokenizer, idle_s
         self._timelines = Timelines(engine, self.parallel, shelf or Shelf())
         self._beside = min(PREFILL_BESIDE_DECODE, engine.ubatch) if engine.plan.all_fits else engine.ubatch
+        self._chunk = Chunk(engine.ubatch, engine.span)
         self._passing: set[Run] = set()     # whose tokens are in the pass that runs
         self._released = False
         self._change = threading.Condition()
@@ -308,14 +334,14 @@ class Worker:
         writing = [j for j in self._running if j.timeline and not j.reading]
         reading = [j for j in self._running if j.timeline and j.reading]
         work: list[tuple[Job, list[int]]] = [(j, [j.pending]) for j in writing]
-        room = max(1, min(self.engine.ubatch - len(writing), self._beside)) if writing else self.engine.span
+        room = max(1, min(self.engine.ubatch - len(writing), self._beside)) if writing else self._chunk.tokens
         self._turn += 1
         for n in range(len(reading)):
             job = reading[(self._turn + n) % len(reading)]
             if room > 0:
                 work.append((job, job.next[:room]))
                 room -= len(work[-1][1])
-        start = time.monotonic()
+        start, waited_s = time.monotonic(), self.engine.waited_s
         with self._change:
             self._passing = {j.run for j, _ in work}
         try:
@@ -327,9 +353,12 @@ class Worker:
         finally:
             with self._change:
                 self._passing = set()
-        self.metrics.add("prompt_seconds_total" if reading else "answer_seconds_total", time.monotonic() - start)
+        n, seconds = sum(len(tokens) for _, tokens in work), time.monotonic() - start
+        if not writing:
+            self._chunk.learn(n, seconds, self.engine.waited_s - waited_s)
+        self.metrics.add("prompt_seconds_total" if reading else "answer_seconds_total", seconds)
         self.metrics.add("passes_total")
-        self.metrics.add("pass_tokens_total", sum(len(tokens) for _, tokens in work))
+        self.metrics.add("pass_tokens_total", n)
         for job, tokens in work:
             self._evaluated(job, len(tokens))
 

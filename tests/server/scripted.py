@@ -65,7 +65,7 @@ class ScriptedEngine:
         self.tokenizer = tokenizer
         self.reply = tokenizer.encode(reply, special=True) if isinstance(reply, str) else list(reply)
         self.gate, self.faults, self.passes = None, [], []
-        self.span, self.plan, self.released = ubatch, SimpleNamespace(all_fits=True), None
+        self.span, self.plan, self.released, self.waited_s = ubatch, SimpleNamespace(all_fits=True), None, 0.0
 
     def session(self):
         return ScriptedSession()

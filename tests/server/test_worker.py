@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from moegg.errors import Cancelled, InternalError
+from moegg.server import worker
 from moegg.server.sessions import Timelines
 from moegg.server.shelf import common_prefix
 from tests.server.scripted import ScriptedEngine, joined, parse_sse, serving, until
@@ -93,6 +94,21 @@ def test_two_prompts_take_turns(serve):
             s.engine.gate.set()
             assert a.result(60)[0] == b.result(60)[0] == 200
     assert any(20 in p for p in s.engine.passes[:4])        # the short one did not wait for the long one's ten chunks
+
+
+def test_a_pass_of_a_lone_prompt_is_no_longer_than_the_disk_makes_worthwhile(serve, monkeypatch):
+    """Whoever came while several ubatches went through the layers together waited for all of them."""
+    chunk = worker.Chunk(least=512, most=4096)
+    for n, seconds, waited, then in ((4096, 9.0, 0.0, 2048), (2048, 4.5, 0.1, 1024), (900, 9.0, 0.0, 1024), (1024, 2.3, 0.0, 512),
+                                     (512, 2.0, 0.9, 1024), (1024, 2.3, 0.0, 1024), (1024, 2.5, 1.2, 2048), (2048, 4.5, 0.0, 2048)):
+        chunk.learn(n, seconds, waited)
+        assert chunk.tokens == then
+    monkeypatch.setattr(worker, "LONG_PASS_S", 0.0)
+    with serve("hello", ctx=512, ubatch=16) as s:
+        s.worker._chunk = worker.Chunk(16, 64)
+        s.client.post("/v1/completions", {"prompt": list(range(10, 210)), "max_tokens": 1})
+        assert s.engine.passes[:5] == [[64], [32], [16], [16], [16]]
+        assert sum(map(sum, s.engine.passes)) == 200
 
 
 def test_short_prompts_share_a_pass(serve):
