@@ -48,7 +48,7 @@ def test_level_has_the_bits_of_plain_c(quant, level):
         kernels.select("generic")
         want = bits(kernels.matmul(quant, w, rows, cols, x))
         kernels.select(level)
-        for n in (1, 2, 3, 5, 8, 17):
+        for n in (*range(1, 10), 17):
             assert np.array_equal(bits(kernels.matmul(quant, w, rows, cols, x[:n])), want[:n]), (rows, cols, n)
 
 
