@@ -2,11 +2,13 @@
 
 What the conversion recorded decides, else what export_meta.py finds: names, shapes, order and types of the tensors, and all keys.
 A tensor has the type that the file has it in; what conversions widen (norms, routers) gets its old type back where that is exact.
-Rows that a conversion took out of fused tensors go back to their places. Refuses quants that GGUF has not.
+Rows that a conversion took out of fused tensors go back to their places. Decays of which a file holds the logarithm come back from the record;
+of more than 4096 (Jamba) the last bit may differ. Refuses quants that GGUF has not.
 """
 import json
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 
 from moegg import kernels, registry
 from moegg.arch import ConfigReader, Part, Tensor
-from moegg.converters.export_meta import make_metadata
+from moegg.converters.export_meta import Order, make_metadata
 from moegg.converters.source import SourceTensor, View, find_view
 from moegg.errors import FormatError, UnsupportedModel
 from moegg.formats.container import Container, ExpertLayer, PartInfo, TensorInfo
@@ -44,6 +46,7 @@ class _Record:
     metadata: list[tuple[str, str, Any]]
     version: int
     alignment: int
+    orders: dict[str, Order] = field(default_factory=dict)      # by name in the container
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class _Piece:
     view: View
     info: TensorInfo | PartInfo
     at: int
+    order: Order = Order()
 
 
 def export(container: Container, out: Path, *, force: bool = False,
@@ -74,9 +78,9 @@ def export(container: Container, out: Path, *, force: bool = False,
         for name, values in record.values.items():
             writer.put(name, 0, np.array(list(map(float, values)), "<f4").view(np.uint8))
         for name, ps in pieces.items():
-            for p in ps:
+            for p in ps if name not in record.values else ():
                 for rows, data in _rows(raw, p):
-                    _put(writer, p.view, name, rows, _retype(container, p, data, types[name]))
+                    _put(writer, p, name, rows, _retype(container, p, _columns(container, p, data), types[name]))
                     done += data.nbytes
                     if progress:
                         progress(min(done, total), total)
@@ -86,8 +90,8 @@ def export(container: Container, out: Path, *, force: bool = False,
 
 def _read_record(container: Container) -> _Record:
     if "gguf_metadata" not in container.sections:
-        tensors, kv = make_metadata(container)
-        return _Record(container.name, tensors, {}, kv, 3, 32)
+        made = make_metadata(container)
+        return _Record(container.name, made.tensors, made.values, made.metadata, 3, 32, made.orders)
     try:
         kept = json.loads(container.read_section("gguf_metadata"))
         tensors = {n: SourceTensor(n, tuple(shape), kind, kind if kind in QUANTS else None) for n, kind, shape in kept["tensors"]}
@@ -95,7 +99,7 @@ def _read_record(container: Container) -> _Record:
         sound = (kept["version"] in (2, 3) and kept["alignment"] in [1 << i for i in range(3, 22)]
                  and all(t.dtype in GGML and 1 <= len(t.shape) <= 4 for t in tensors.values())
                  and all(type(s) is int and 0 < s < 1 << 62 for t in tensors.values() for s in t.shape)
-                 and all(n in tensors and tensors[n].shape == (len(v),) for n, v in values.items())
+                 and all(n in tensors and math.prod(tensors[n].shape) == len(v) for n, v in values.items())
                  and all(type(x) is float or x in ("nan", "inf", "-inf") for v in values.values() for x in v)
                  and all(isinstance(k, str) and isinstance(kind, str) for k, kind, _ in kv))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as e:
@@ -120,7 +124,7 @@ def _find_pieces(container: Container, record: _Record) -> dict[str, list[_Piece
         if view is None or info is None or view.shape != item.shape or tuple(info.shape) != item.shape or not view.reversible:
             raise FormatError(f"{container.path}: {item.name!r}: cannot be put into a GGUF: its place there is not known",
                               "arch-mismatch")
-        found.setdefault(view.tensor.name, []).append(_Piece(view, info, at))
+        found.setdefault(view.tensor.name, []).append(_Piece(view, info, at, record.orders.get(item.name, Order())))
 
     for t in model.tensors():
         info = container.tensors.get(t.name)
@@ -165,7 +169,9 @@ def _rows(raw: Reader, p: _Piece) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def _retype(container: Container, p: _Piece, data: np.ndarray, kind: str) -> np.ndarray:
-    """f32 rows as the 16-bit floats that they were."""
+    """f32 rows as the values or the 16-bit floats that they were."""
+    if p.view.src.log:
+        data = (p.view.src.log * np.exp(data.view("<f4").astype(np.float64))).astype("<f4").view(np.uint8)
     if kind == p.info.quant:
         return data
     x = data.view("<f4")
@@ -176,12 +182,24 @@ def _retype(container: Container, p: _Piece, data: np.ndarray, kind: str) -> np.
     return out
 
 
-def _put(writer: GGUFWriter, view: View, name: str, rows: np.ndarray, data: np.ndarray) -> None:
+def _columns(container: Container, p: _Piece, data: np.ndarray) -> np.ndarray:
+    """Rows with their columns in the order of a GGUF; blocks are moved whole."""
+    if p.order.heads is None:
+        return data
+    keys, per, width = p.order.heads
+    if width % QUANTS[p.info.quant].block_elems:
+        raise UnsupportedModel(f"{container.path}: {p.view.tensor.name!r}: blocks of {p.info.quant} are longer than a head's {width} columns, whose "
+                               "order is another in a GGUF; convert with other quants", "export-quant")
+    return np.ascontiguousarray(data.reshape(len(data), keys, per, -1).swapaxes(1, 2)).reshape(data.shape)
+
+
+def _put(writer: GGUFWriter, p: _Piece, name: str, rows: np.ndarray, data: np.ndarray) -> None:
     """Rows (elements of a vector) at their places; runs of neighbours are written at once."""
-    if len(view.shape) == 1:
-        data = data.reshape(view.shape[0], -1)
-        rows = np.arange(view.shape[0])
-    places, each = view.first_place + view.places(rows), data.shape[1]
+    if len(p.view.shape) == 1:
+        data = data.reshape(p.view.shape[0], -1)
+        rows = np.arange(p.view.shape[0])
+    rows = rows if p.order.rows is None else p.order.rows[rows]
+    places, each = p.view.first_place + p.view.places(rows), data.shape[1]
     ends = np.flatnonzero(np.diff(places) != 1) + 1
     for start, stop in zip([0, *ends], [*ends, len(places)], strict=True):
         writer.put(name, int(places[start]) * each, np.ascontiguousarray(data[start:stop]))

@@ -1,62 +1,60 @@
-"""GGUF metadata for a file that was not made from a GGUF: sizes from its config, the tokenizer from its tokenizer.json.
+"""GGUF metadata for a file that was not made from a GGUF: keys and ropes from its description, the tokenizer from its tokenizer.json.
 
 Only what can be proved is exported: the metadata is read back as a conversion would read it, and has to describe the same model
-and the same tokenizer, floats rounded to f32. So there is no list of architectures here. Refuses all that GGUF says otherwise
-(Llama's permuted q and k rows), and tokenizers other than byte-level BPE. Keys: llama.cpp, gguf-py constants.py.
+and the same tokenizer; numbers may differ by the rounding to f32. Where GGUF wants another order of rows (llama's q and k, qwen35moe's
+value heads), reading back shows it. Refuses all that GGUF says otherwise.
 """
-import json
-from collections.abc import Mapping
+import math
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from moegg import registry
-from moegg.arch import ConfigReader, Model
-from moegg.converters.gguf_tokenizer import CONTROL, NORMAL, PRE_TOKENIZERS, USER_DEFINED, tokenizer_from_gguf
+from moegg.arch import ConfigReader, DeltaNet, Gqa, Mla, Model, Part, Rope, Src, Tensor
+from moegg.converters.export_keys import model_keys
+from moegg.converters.export_tokenizer import tokenizer_entries
 from moegg.converters.source import SourceTensor
 from moegg.errors import FormatError, MoeggError, UnsupportedModel
 from moegg.formats.container import Container
 
-UNUSED = 5
-# GGUF key below the architecture -> (type, keys of config.json; the first that is there)
-KEYS = {
-    "block_count": ("u32", "num_hidden_layers"), "context_length": ("u32", "max_position_embeddings"),
-    "embedding_length": ("u32", "hidden_size"), "feed_forward_length": ("u32", "intermediate_size"),
-    "attention.head_count": ("u32", "num_attention_heads"), "attention.head_count_kv": ("u32", "num_key_value_heads"),
-    "attention.key_length": ("u32", "head_dim"), "attention.value_length": ("u32", "head_dim"),
-    "attention.layer_norm_rms_epsilon": ("f32", "rms_norm_eps"),
-    "attention.layer_norm_epsilon": ("f32", "layer_norm_eps", "norm_epsilon"), "rope.freq_base": ("f32", "rope_theta"),
-    "vocab_size": ("u32", "vocab_size"), "attention.sliding_window": ("u32", "sliding_window"),
-    "attn_logit_softcapping": ("f32", "attn_logit_softcapping"), "final_logit_softcapping": ("f32", "final_logit_softcapping"),
-    "expert_count": ("u32", "num_experts", "num_local_experts", "n_routed_experts"),
-    "expert_used_count": ("u32", "num_experts_per_tok"), "expert_feed_forward_length": ("u32", "moe_intermediate_size"),
-    "expert_weights_norm": ("bool", "norm_topk_prob"),
-}
-ROPE = {"rope.scaling.type": ("str", "rope_type", "type"), "rope.scaling.factor": ("f32", "factor"),
-        "rope.scaling.original_context_length": ("u32", "original_max_position_embeddings"),
-        "rope.scaling.yarn_beta_fast": ("f32", "beta_fast"), "rope.scaling.yarn_beta_slow": ("f32", "beta_slow")}
+CLOSE = 1e-6                    # of numbers that a GGUF rounds to f32
 Entry = tuple[str, str, Any]
 
 
-def make_metadata(container: Container) -> tuple[dict[str, SourceTensor], list[Entry]]:
-    """(GGUF tensors by name, metadata). Raises UnsupportedModel where GGUF would say something else."""
+@dataclass(frozen=True)
+class Order:
+    """Where things go in a GGUF. rows[i]: the place of row (or element) i. heads: (key heads, value heads of each, columns of one) whose
+    columns, grouped by key head, become tiled."""
+    rows: np.ndarray | None = None
+    heads: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """tensors of the GGUF; values of those that are no weights; metadata; orders of the container's tensors, where not as they are;
+    the kind of tokenizer that its architecture alone has."""
+    tensors: dict[str, SourceTensor]
+    values: dict[str, list[float]]
+    metadata: list[Entry]
+    orders: dict[str, Order] = field(default_factory=dict)
+    tokenizer: str | None = None
+
+
+def make_metadata(container: Container) -> Made:
+    """Raises UnsupportedModel where GGUF would say something else."""
     module = registry.find(arch=container.arch)
     model = module.describe(ConfigReader(container.config))
     names = module.NAMES.get("gguf", ())
     if not names or not hasattr(module, "gguf_config"):
         raise _other(container, f"architecture {container.arch!r} has no GGUF names")
-    arch = names if isinstance(names, str) else names[0]
-    tensors = _tensors(container, model)
-    entries: list[Entry] = [("general.architecture", "str", arch), ("general.type", "str", "model"),
-                            ("general.name", "str", container.name), ("general.quantization_version", "u32", 2)]
-    config = container.config
-    scaling = config.get("rope_scaling") or config.get("rope_parameters")
-    entries += _given(arch, KEYS, {**(scaling if isinstance(scaling, Mapping) else {}), **config})
-    if isinstance(scaling, Mapping) and scaling.get("rope_type", scaling.get("type")) not in (None, "default"):
-        entries += _given(arch, ROPE, scaling)
-    _prove_model(container, module, model, entries, tensors)
+    made = next(filter(None, (_model(container, module, model, n.removesuffix("+experts"))
+                              for n in ([names] if isinstance(names, str) else names))), None)
+    if made is None:
+        raise _other(container, f"the metadata of a GGUF would describe another model than this {model.arch}")
     try:
-        return tensors, entries + _tokenizer(container, model.vocab)
+        return replace(made, metadata=made.metadata + tokenizer_entries(container, model.vocab, made.tokenizer))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as e:
         if isinstance(e, MoeggError):
             raise
@@ -68,99 +66,99 @@ def _other(container: Container, what: str) -> UnsupportedModel:
     return UnsupportedModel(f"{container.path}: {what}; expected a file made from a GGUF", "export-source")
 
 
-def _given(arch: str, keys: Mapping[str, tuple[str, ...]], config: Mapping[str, Any]) -> list[Entry]:
-    out = []
-    for key, (kind, *names) in keys.items():
-        value = next((config[n] for n in names if config.get(n) is not None), None)
-        if value is not None:
-            out.append((f"{arch}.{key}", kind, float(np.float32(value)) if kind == "f32" else value))
-    return out
+# --- model --------------------------------------------------------------------------------------------------------------
+
+def _model(container: Container, module: ModuleType, model: Model, arch: str) -> Made | None:
+    """What a GGUF of that general.architecture holds, read back; None if that is another model."""
+    if not any(isinstance(x.attn, (Gqa, Mla)) for x in model.layers):
+        return None
+    keys, ropes = model_keys(model, arch)
+    entries = [("general.architecture", "str", arch), ("general.type", "str", "model"), ("general.name", "str", container.name),
+               ("general.quantization_version", "u32", 2), *(_entry(f"{arch}.{key}", value) for key, value in keys.items())]
+    ropes = {name: [float(np.float32(v)) for v in values] for name, values in ropes.items()}
+    tensors = _tensors(container, model, arch) | {n: SourceTensor(n, (len(v),), "f32", "f32") for n, v in ropes.items()}
+    given = {k: v for k, _, v in entries} | {f"tensor:{n}": v for n, v in ropes.items()} | {"tensor_names": frozenset(tensors)}
+    try:
+        back = module.describe(ConfigReader(module.gguf_config(given)))
+    except (MoeggError, KeyError):
+        return None
+    orders, back = _orders(model, back)
+    return Made(tensors, ropes, entries, orders, "gemma4" if arch == "gemma4" else None) if _same(model, back) else None
 
 
-def _tensors(container: Container, model: Model) -> dict[str, SourceTensor]:
+def _entry(key: str, value: Any) -> Entry:
+    if isinstance(value, list):
+        return key, {bool: "[bool]", float: "[f32]"}.get(type(value[0]), "[u32]"), value
+    if isinstance(value, float):
+        return key, "f32", float(np.float32(value))
+    return key, "str" if isinstance(value, str) else "bool" if isinstance(value, bool) else "u32", value
+
+
+def _tensors(container: Container, model: Model, arch: str) -> dict[str, SourceTensor]:
+    """Every tensor by the first of its sources; rows of one tensor are counted together."""
     parts = {layer.layer: {p.name: p for p in layer.parts} for layer in container.layers}
-    items = [(t.gguf, t.shape, container.tensors.get(t.name)) for t in model.tensors()]
-    items += [(p.gguf, (e.n, *p.shape), parts.get(e.layer, {}).get(p.name)) for e in model.experts() for p in e.parts]
-    out = {}
-    for srcs, shape, info in items:
-        src = srcs[0] if srcs else None
-        plain = src is not None and not (src.rows or src.transpose or src.add or src.squeeze) and src.stacked == (len(shape) == 3)
-        if not plain or info is None or src.name in out:
-            raise _other(container, f"{container.arch!r} keeps {src.name if src else 'a tensor'!r} in another form than GGUF")
+    items = [(t, t.shape, container.tensors.get(t.name)) for t in model.tensors()]
+    items += [(p, (e.n, *p.shape), parts.get(e.layer, {}).get(p.name)) for e in model.experts() for p in e.parts]
+    out: dict[str, SourceTensor] = {}
+    for item, shape, info in items:
+        src = item.gguf[0] if item.gguf else Src("")
+        fused = src.rows is not None and not src.stacked
+        known = src.name and info is not None and src.stacked == (len(shape) > len(item.shape)) and not (src.name in out and not fused)
+        if not known or src.transpose or src.turn or src.add:
+            raise _other(container, f"{container.arch!r} keeps {src.name or item.name!r} in another form than GGUF")
+        if fused:
+            before = out[src.name].shape[0] if src.name in out else 0
+            shape = max(before, src.rows[1] * (src.groups or 1)), *shape[1:]
+        elif src.flat:
+            shape = src.flat, shape[0] // src.flat, *shape[1:]
+        if src.squeeze and arch in ("kimi-linear", "bailingmoe3"):
+            shape = (1, 1, *shape, 1) if len(shape) == 1 else (1, shape[0], 1, shape[1])
         out[src.name] = SourceTensor(src.name, shape, info.quant, info.quant)
     return out
 
 
-def _prove_model(container: Container, module: Any, model: Model, entries: list[Entry], tensors: dict[str, SourceTensor]) -> None:
-    """Reads the metadata as a conversion does, and compares."""
-    def rounded(value: Any) -> Any:
-        if isinstance(value, float):
-            return float(np.float32(value))
-        if isinstance(value, Mapping):
-            return {k: rounded(v) for k, v in value.items()}
-        return [rounded(v) for v in value] if isinstance(value, list) else value
-
-    try:
-        given = {k: v for k, _, v in entries} | {"tensor_names": frozenset(tensors)}
-        back = module.describe(ConfigReader(module.gguf_config(given)))
-        same = back == module.describe(ConfigReader(rounded(container.config)))
-    except (MoeggError, KeyError):
-        same = False
-    if not same:
-        raise _other(container, f"the metadata of a GGUF would describe another model than this {model.arch}")
-
-
-# --- tokenizer ----------------------------------------------------------------------------------------------------------
-
-def _tokenizer(container: Container, vocab: int) -> list[Entry]:
-    """tokenizer.ggml.* of a byte-level BPE, and the templates; nothing if the file has no tokenizer."""
-    if "tokenizer" not in container.sections:
-        return []
-    document = _object(container, "tokenizer") if container.sections["tokenizer"].media == "application/json" else {}
-    config = _object(container, "tokenizer_config")
-    model = document.get("model") or {}
-    pre = _pre_name(document)
-    if model.get("type") != "BPE" or pre is None:
-        raise _other(container, "its tokenizer is no byte-level BPE that GGUF has a name for")
-    tokens, types = [f"[PAD{i}]" for i in range(vocab)], [UNUSED] * vocab
-    for text, i in model["vocab"].items():
-        tokens[i], types[i] = text, NORMAL
-    for added in document.get("added_tokens") or ():
-        if added["id"] < vocab:
-            tokens[added["id"]] = added["content"]
-            types[added["id"]] = CONTROL if added.get("special") else USER_DEFINED
-    merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
-    out: list[Entry] = [("tokenizer.ggml.model", "str", "gpt2"), ("tokenizer.ggml.pre", "str", pre),
-                        ("tokenizer.ggml.tokens", "[str]", tokens), ("tokenizer.ggml.token_type", "[i32]", types),
-                        ("tokenizer.ggml.merges", "[str]", merges)]
-    for key, name in (("bos", "bos_token"), ("eos", "eos_token"), ("unknown", "unk_token"), ("padding", "pad_token")):
-        text = config.get(name)
-        text = text.get("content") if isinstance(text, Mapping) else text
-        if isinstance(text, str) and text in tokens:
-            out.append((f"tokenizer.ggml.{key}_token_id", "u32", tokens.index(text)))
-    out.append(("tokenizer.ggml.add_bos_token", "bool", bool(config.get("add_bos_token", False))))
-    for name, text in (_object(container, "chat_template") if "chat_template" in container.sections else {}).items():
-        out.append(("tokenizer.chat_template" if name == "default" else f"tokenizer.chat_template.{name}", "str", text))
-    back = json.loads(tokenizer_from_gguf({k: v for k, _, v in out})[0])
-    if [m.split(" ", 1) if isinstance(m, str) else m for m in merges] != back["model"]["merges"]:
-        raise _other(container, "its tokenizer has merges that GGUF cannot spell")
-    return out
+def _orders(ours: Model, back: Model) -> tuple[dict[str, Order], Model]:
+    """Orders of the tensors whose rows a GGUF has otherwise, and what was read back, as if it had them as we do."""
+    orders, layers, turned = {}, [], False
+    for a, b in zip((x.attn for x in ours.layers), back.layers, strict=False):
+        ropes = (a.rope, b.attn.rope) if isinstance(a, Gqa) and isinstance(b.attn, Gqa) else (None, None)
+        if all(ropes) and ropes[1].interleaved and not ropes[0].interleaved:
+            turned = a.rope.dim == a.head_dim
+            b = replace(b, attn=replace(b.attn, rope=replace(b.attn.rope, interleaved=not turned)))
+        if turned and isinstance(a, Gqa):       # layers without rope as well: there one order is as good as another
+            orders |= {t.name: Order(_pairs(t.shape[0], a.head_dim)) for t in (a.q, a.k, a.q_bias, a.k_bias) if t}
+        if isinstance(a, DeltaNet) and isinstance(b.attn, DeltaNet) and b.attn.tiled and not a.tiled:
+            b = replace(b, attn=replace(b.attn, tiled=False))
+            heads = a.n_key_head, a.n_head // a.n_key_head
+            orders |= {t.name: Order(_tiled(*heads, t.shape[0] // a.n_head))
+                       for t in (a.v, a.v_conv.weight, a.gate, a.decay, a.beta, a.a_log, a.decay_bias)}
+            orders[a.o.name] = Order(heads=(*heads, a.value_dim))
+        layers.append(b)
+    return orders, replace(back, layers=tuple(layers))
 
 
-def _pre_name(document: Mapping[str, Any]) -> str | None:
-    """The name of llama.cpp for the normalizer and the expressions of a tokenizer.json."""
-    normalizer, step = document.get("normalizer"), document.get("pre_tokenizer") or {}
-    steps = step.get("pretokenizers", [step])
-    plain = all(s.get("type") == "Split" and s.get("behavior") == "Isolated" for s in steps[:-1])
-    if not steps or steps[-1].get("type") != "ByteLevel" or not plain or normalizer not in (None, {"type": "NFC"}):
-        return None
-    splits = tuple(s["pattern"].get("Regex") for s in steps[:-1])
-    if steps[-1].get("use_regex", True):
-        splits += PRE_TOKENIZERS["gpt-2"].splits
-    wanted = splits, normalizer is not None, bool((document.get("model") or {}).get("ignore_merges"))
-    return next((name for name, p in PRE_TOKENIZERS.items() if (p.splits, p.nfc, p.whole_first) == wanted), None)
+def _pairs(rows: int, dim: int) -> np.ndarray:
+    """Rows i and i + dim / 2 of a head become neighbours."""
+    i = np.arange(rows)
+    within = i % dim
+    return i - within + np.where(within < dim // 2, 2 * within, 2 * within - dim + 1)
 
 
-def _object(container: Container, name: str) -> dict[str, Any]:
-    value = json.loads(container.read_section(name)) if name in container.sections else {}
-    return value if isinstance(value, dict) else {}
+def _tiled(keys: int, per: int, width: int) -> np.ndarray:
+    """Rows of value head k * per + r become those of r * keys + k."""
+    head, within = divmod(np.arange(keys * per * width), width)
+    return (head % per * keys + head // per) * width + within
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal but for the rounding of numbers, and for where other sources keep the tensors."""
+    if isinstance(a, Rope) and isinstance(b, Rope):
+        return a.dim == b.dim and a.interleaved == b.interleaved and _same(a.regimes(), b.regimes())
+    if is_dataclass(a):
+        names = [f.name for f in fields(a) if not (isinstance(a, (Tensor, Part)) and f.name == "hf")]
+        return type(a) is type(b) and all(_same(getattr(a, n), getattr(b, n)) for n in names)
+    if isinstance(a, (tuple, list)):
+        return isinstance(b, (tuple, list)) and len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, float) and isinstance(b, (int, float)):
+        return math.isclose(a, b, rel_tol=CLOSE, abs_tol=1e-29)
+    return a == b

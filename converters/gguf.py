@@ -18,6 +18,7 @@ from moegg.errors import FormatError, UnsupportedModel
 from moegg.formats.gguf_split import GGUFSet
 
 VECTOR_LIMIT = 4096                 # elements of a tensor that a config may be made of: rope factors have head_dim / 2
+DECAYS = ".ssm_a"                   # -exp(A_log): the file holds its logarithm, from which not every value comes back
 
 
 class GGUFSource:
@@ -87,20 +88,21 @@ class GGUFSource:
 
     def _metadata_json(self) -> bytes:
         """What an export needs: {"version", "alignment", "kv": [[key, type, value], ...], "tensors": [[name, type, shape], ...],
-        "values": {name: floats} of tensors that went into the config}, in file order; floats that JSON lacks as strings."""
+        "values": {name: floats} of tensors that went into the config and of decays}, in file order; floats that JSON lacks as strings."""
         def value(v: Any) -> Any:
             if isinstance(v, list):
                 return [value(x) for x in v] if v and isinstance(v[0], float) else v
             return str(v) if isinstance(v, float) and not math.isfinite(v) else v
 
-        f, small = self._file, self.module.NAMES.get("gguf_config_tensors", ())
+        f, small = self._file, list(self.module.NAMES.get("gguf_config_tensors", ()))
+        small += [n for n, t in self.tensors.items() if n.endswith(DECAYS) and t.dtype == "f32" and math.prod(t.shape) <= VECTOR_LIMIT]
         kept = {"version": f.version, "alignment": f.alignment, "kv": [[k, f.kinds[k], value(v)] for k, v in f.metadata.items()],
                 "tensors": [[n, t.quant, list(t.shape)] for n, t in f.tensors.items()],
                 "values": {n: value(self._vector(self.tensors[n])) for n in small if n in self.tensors}}
         return json.dumps(kept, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
     def _vector(self, t: SourceTensor) -> list[float]:
-        if t.dtype != "f32" or len(t.shape) != 1 or t.shape[0] > VECTOR_LIMIT:
+        if t.dtype != "f32" or (len(t.shape) != 1 and not t.name.endswith(DECAYS)) or math.prod(t.shape) > VECTOR_LIMIT:
             raise FormatError(f"{self.path}: tensor {t.name!r}: {t.dtype} {list(t.shape)}, expected a short f32 vector",
                               "arch-shape")
-        return self._file.read(t.name).view("<f4")[0].tolist()
+        return self._file.read(t.name).view("<f4").reshape(-1).tolist()

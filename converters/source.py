@@ -85,7 +85,7 @@ class View:
     @property
     def exact(self) -> bool:
         """True if blocks() can be written as they are: nothing is added, transposed or cut inside a row."""
-        return not self.whole and not self.src.add
+        return not self.whole and not self.src.add and not self.src.log
 
     @property
     def kept(self) -> str:
@@ -137,7 +137,16 @@ class View:
             x = np.ascontiguousarray(x[start:stop])
         else:
             x = self._decode(self.blocks(start, stop), self.stored[-1])
+        if self.src.log:
+            return self._log(x * self.src.log)
         return x + np.float32(self.src.add) if self.src.add else x
+
+    def _log(self, x: np.ndarray) -> np.ndarray:
+        if not (x > 0).all():
+            sign, form = ("negative", "-exp(A_log)") if self.src.log < 0 else ("positive", "exp(A_log)")
+            raise FormatError(f"{self.source.name}: tensor {self.tensor.name!r}: holds {self.src.log * x[~(x > 0)][0]}, expected {sign} values, {form}",
+                              "gguf-tensor")
+        return np.log(x.astype(np.float64)).astype(np.float32)
 
     def _decode(self, data: np.ndarray, cols: int) -> np.ndarray:
         return data.view("<f4") if self.tensor.quant == "f32" else kernels.dequantize(self.tensor.quant, data, cols)

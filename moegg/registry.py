@@ -81,9 +81,9 @@ def find(*, arch: str | None = None, hf: str | None = None, model_type: str | No
         if wanted in _known(module, kind):
             return module
     known = {n for m in (*_builtins().values(), *loaded) for n in _known(m, kind)} | (set(plugins) if kind == "arch" else set())
-    close = difflib.get_close_matches(wanted, known, 1)
+    close = difflib.get_close_matches(wanted, known, 3)
     raise UnsupportedModel(f"model: unknown architecture: got {wanted!r}, expected one of {', '.join(sorted(known))}"
-                           + (f"; did you mean {close[0]!r}?" if close else ""), "arch-unknown")
+                           + (f"; did you mean {' or '.join(map(repr, close))}?" if close else ""), "arch-unknown")
 
 
 def find_gguf(name: str, experts: bool) -> ModuleType:
@@ -91,6 +91,10 @@ def find_gguf(name: str, experts: bool) -> ModuleType:
     Mixtral), the one with experts calls itself 'name+experts'. Raises UnsupportedModel.
     """
     sparse = f"{name}+experts"
+    for module in _builtins().values():
+        if name in module.NAMES.get("gguf_unread", ()):
+            raise UnsupportedModel(f"model: GGUF files of architecture {name!r} are not read; {module.NAMES['arch']} is converted from safetensors",
+                                   "arch-unsupported")
     return find(gguf=sparse if experts and any(sparse in _known(m, "gguf") for m in _builtins().values()) else name)
 
 

@@ -58,7 +58,8 @@ class DeltaNet:
     """The gated delta rule. Per value head a matrix S [key_dim, value_dim], zero at the start; with unit q and k, q / sqrt(key_dim):
 
     S = decay S; S += k (beta (v - S^T k))^T; o = S^T q; the block is out(norm(o) * act(gate)). q, k, v: linear, then a convolution
-    with SiLU. n_head / n_key_head value heads share a key head. beta = sigmoid of a linear map. decay is one factor per head
+    with SiLU. n_head / n_key_head neighbouring value heads share a key head; tiled: those that are n_key_head apart (GGUF).
+    beta = sigmoid of a linear map. decay is one factor per head
     (Gated DeltaNet) or per head and key (KDA), from f, linear in the input: exp(-exp(a_log) softplus(f + bias)), or, if `bound` is
     not 0, exp(bound sigmoid(exp(a_log) (f + bias))). gate_act: 'silu' or 'sigmoid'. norm [value_dim].
     """
@@ -81,6 +82,7 @@ class DeltaNet:
     o: Tensor
     gate_act: str = "silu"
     bound: float = 0.0
+    tiled: bool = False
 
     @property
     def decays(self) -> int:

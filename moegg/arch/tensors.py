@@ -13,7 +13,8 @@ class Src:
     squeeze: leave out axes of size 1 (convolutions [C, 1, taps]); stacked: take slice e of axis 0; transpose: swap the last two
     axes; rows: keep rows[start:stop:step] of axis 0 of the matrix (fused gate_up, interleaved gate/up), of each of `groups` equal
     parts of it if that is not 0 (projections fused per head); turn: transpose what is kept of each group; add: add a constant in
-    f32 (gemma's 1 + w norms). flat: before all of them, the axes before the last become one.
+    f32 (gemma's 1 + w norms); log: not 0, the logarithm of log * x (GGUF keeps -exp(A_log), or exp). flat: before all of them, the axes before the
+    last become one; its value is the length of the first.
     """
     name: str
     stacked: bool = False
@@ -22,8 +23,9 @@ class Src:
     add: float = 0.0
     groups: int = 0
     squeeze: bool = False
-    flat: bool = False
+    flat: int = 0
     turn: bool = False
+    log: int = 0
 
 
 @dataclass(frozen=True)

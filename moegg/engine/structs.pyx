@@ -215,6 +215,7 @@ cdef int fill_mixer(arena, mg_mixer_layer *l, m, int index, dict weights, dict b
         l.fixed_decay = <const float *><uintptr_t>arena.keep(np.array(m.decays, np.float32))
         return 0
     l.n_key_head, l.dk, l.dv, l.delta, l.per_key = m.n_key_head, m.key_dim, m.value_dim, 1, m.decays > m.n_head
+    l.tiled = m.tiled
     l.gate_silu, l.bounded, l.bound, l.q_scale = m.gate_act == "silu", m.bound != 0, m.bound, m.key_dim ** -0.5
     l.decay_buf, l.beta_buf, l.decay_bias = buffers["decay"], buffers["beta"], vector(weights, m.decay_bias)
     a_log = (ctypes.c_float * m.n_head).from_address(weights[m.a_log.name].address)

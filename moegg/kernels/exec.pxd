@@ -121,7 +121,7 @@ cdef extern from "exec.h" nogil:
         int64_t floats
         mg_conv conv[3]
         int32_t pre, post
-        int32_t n_head, n_key_head, dk, dv, per_key, delta, bounded, gate_silu, whole_norm
+        int32_t n_head, n_key_head, dk, dv, per_key, delta, bounded, gate_silu, whole_norm, tiled
         int32_t q, k, v, decay_buf, beta_buf, gate_buf
         float q_scale, bound, eps
         const float *decay_bias

@@ -200,6 +200,23 @@ def gguf_decoder(meta: Mapping[str, Any], *, partial: bool = False, eps: str = "
     return config, g
 
 
+def one_kv_count(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata with the KV heads of attention layers alone; mixers have none in the array of all layers."""
+    key, counts = _kv_counts(meta)
+    return {**meta, key: [n for n in counts if n] if isinstance(counts, list) else counts}
+
+
+def kv_layers(meta: Mapping[str, Any]) -> list[bool] | None:
+    """Which layers have KV heads, by the array of them; None: there is none, all have."""
+    _, counts = _kv_counts(meta)
+    return [bool(n) for n in counts] if isinstance(counts, list) else None
+
+
+def _kv_counts(meta: Mapping[str, Any]) -> tuple[str, Any]:
+    key = f"{meta['general.architecture']}.attention.head_count_kv"
+    return key, meta.get(key)
+
+
 def _gguf_scaling(g: ConfigReader, meta: Mapping[str, Any], ctx: int) -> dict[str, Any] | None:
     """The rope_scaling object that llama.cpp's reading of rope.scaling.* and of the rope tensors amounts to."""
     freqs, long, short = (meta.get(f"tensor:{name}") for name in ROPE_TENSORS)

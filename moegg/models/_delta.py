@@ -3,8 +3,11 @@
 Gated DeltaNet: `linear_attn.*`, q, k and v convolved by one conv1d over [q | k | v] channels, projections fused per key head (qkvz, ba)
 or apart. KDA: every projection and convolution apart, decays per key channel.
 """
+from collections.abc import Mapping
+from typing import Any
+
 from moegg.arch import PAST_MAX, ConfigReader, Conv, DeltaNet, LowRank, Norm, Src, Tensor
-from moegg.models._decoder import HEAD_MAX, Decoder
+from moegg.models._decoder import HEAD_MAX, SIZE_MAX, Decoder
 
 DIM_MAX = 1 << 12
 
@@ -18,6 +21,7 @@ class DeltaSizes:
         self.keys, self.values = size("linear_num_key_heads", HEAD_MAX), size("linear_num_value_heads", HEAD_MAX)
         self.key_dim, self.value_dim = size("linear_key_head_dim", DIM_MAX), size("linear_value_head_dim", DIM_MAX)
         self.taps = cfg.int("linear_conv_kernel_dim", low=2, high=PAST_MAX + 1, default=4)
+        self.tiled = cfg.bool("linear_value_heads_tiled", default=False)
         if self.values % self.keys:
             raise cfg.wrong("linear_num_value_heads", f"{self.keys} key heads cannot share {self.values} value heads")
 
@@ -45,13 +49,13 @@ def gated_delta(m: Decoder, i: int, s: DeltaSizes, gate_act: str = "silu") -> De
     def part(name: str, rows: int, first: int, fused_first: int, fused_rows: int) -> Tensor:
         gguf = (Src(f"blk.{i}.attn_gate.weight"),) if name == "gate" else (Src(f"blk.{i}.attn_qkv.weight", rows=(first, first + rows, 1)),)
         apart = ("in_proj_z.weight", {}) if name == "gate" else ("in_proj_qkv.weight", {"rows": (first, first + rows, 1)})
-        fused = ("in_proj_qkvz.weight", {"rows": (fused_first, fused_first + fused_rows, 1), "groups": s.keys})
-        return find(name, (rows, m.d), "attn", apart, fused, gguf=gguf)
+        each_key = {"rows": (fused_first, fused_first + fused_rows, 1), "groups": s.keys}
+        return find(name, (rows, m.d), "attn", apart, ("in_proj_qkvz.weight", each_key), gguf=(*gguf, Src(f"blk.{i}.ssm_in.weight", **each_key)))
 
     def per_head(name: str, apart: str, first: int, gguf: str) -> Tensor:
         fused = ("in_proj_ba.weight", {"rows": (first, first + each, 1), "groups": s.keys})
-        ba = Src(f"blk.{i}.ssm_ba.weight", rows=(first, first + each, 1), groups=s.keys)
-        return find(name, (s.values, m.d), "attn", (f"{apart}.weight", {}), fused, gguf=(Src(f"blk.{i}.{gguf}.weight"), ba))
+        own, ba = Src(f"blk.{i}.{gguf}.weight"), Src(f"blk.{i}.ssm_ba.weight", rows=(first, first + each, 1), groups=s.keys)
+        return find(name, (s.values, m.d), "attn", (f"{apart}.weight", {}), fused, gguf=(ba, own) if m.arch == "qwen3-next" else (own, ba))
 
     def taps(name: str, rows: int, first: int) -> Conv:
         steps = {"rows": (first, first + rows, 1), "squeeze": True}
@@ -66,26 +70,41 @@ def gated_delta(m: Decoder, i: int, s: DeltaSizes, gate_act: str = "silu") -> De
         decay=per_head("decay", "in_proj_a", each, "ssm_alpha"), beta=per_head("beta", "in_proj_b", 0, "ssm_beta"),
         gate=part("gate", v_rows, 0, 2 * s.key_dim + wide, wide),
         decay_bias=find("decay_bias", (s.values,), "bias", ("dt_bias", {}), gguf=(Src(f"blk.{i}.ssm_dt.bias"),)),
-        a_log=find("a_log", (s.values,), "aux", ("A_log", {})), norm=Norm(norm, m.eps),
-        o=find("o", (m.d, v_rows), "attn", ("out_proj.weight", {}), gguf=(Src(f"blk.{i}.ssm_out.weight"),)), gate_act=gate_act)
+        a_log=find("a_log", (s.values,), "aux", ("A_log", {}), gguf=(Src(f"blk.{i}.ssm_a", log=-1),)), norm=Norm(norm, m.eps),
+        o=find("o", (m.d, v_rows), "attn", ("out_proj.weight", {}), gguf=(Src(f"blk.{i}.ssm_out.weight"),)), gate_act=gate_act,
+        tiled=s.tiled)
+
+
+def gguf_delta(meta: Mapping[str, Any], g: ConfigReader) -> dict[str, Any]:
+    """Qwen's keys of Gated DeltaNet from '<arch>.ssm.*' of GGUF metadata; which layers it is, tensors say."""
+    values = g.int("ssm.time_step_rank", low=1, high=HEAD_MAX)
+    inner = g.int("ssm.inner_size", low=1, high=SIZE_MAX)
+    if inner % values:
+        raise g.wrong("ssm.inner_size", f"it is not a multiple of 'ssm.time_step_rank', {values}")
+    full = [f"blk.{i}.attn_q.weight" in meta["tensor_names"] for i in range(g.int("block_count"))]
+    return {"linear_num_key_heads": g.int("ssm.group_count", low=1), "linear_num_value_heads": values, "linear_value_head_dim": inner // values,
+            "linear_key_head_dim": g.int("ssm.state_size", low=1), "linear_conv_kernel_dim": g.int("ssm.conv_kernel", low=1),
+            "layer_types": ["full_attention" if f else "linear_attention" for f in full]}
 
 
 def kda(m: Decoder, i: int, *, heads: int, dim: int, taps: int, low_rank: bool, hf: str, bound: float = 0.0) -> DeltaNet:
     """Layer i's KDA: heads of `dim` keys and values; low_rank: decay and gate go through [dim, D]. hf: its name in the layer."""
     wide = heads * dim
 
-    def find(name: str, shape: tuple[int, ...], role: str, src: str, **steps) -> Tensor:
-        return Tensor(f"layers.{i}.mix.{name}", shape, role, tuple(Src(f"{r}layers.{i}.{hf}.{src}", **steps) for r in m.roots), (), i)
+    def find(name: str, shape: tuple[int, ...], role: str, src: str, gguf: str, squeeze: bool = False, log: int = 0) -> Tensor:
+        return Tensor(f"layers.{i}.mix.{name}", shape, role, tuple(Src(f"{r}layers.{i}.{hf}.{src}", squeeze=squeeze) for r in m.roots),
+                      (Src(f"blk.{i}.{gguf}", squeeze=squeeze, log=log),), i)
 
     def factor(name: str, letter: str) -> Tensor | LowRank:
         if not low_rank:
-            return find(name, (wide, m.d), "attn", f"{letter}_proj.weight")
-        return LowRank(find(f"{name}_down", (dim, m.d), "attn", f"{letter}_a_proj.weight"),
-                       find(f"{name}_up", (wide, dim), "attn", f"{letter}_b_proj.weight"))
+            return find(name, (wide, m.d), "attn", f"{letter}_proj.weight", f"ssm_{letter}_a.weight")
+        return LowRank(find(f"{name}_down", (dim, m.d), "attn", f"{letter}_a_proj.weight", f"ssm_{letter}_a.weight"),
+                       find(f"{name}_up", (wide, dim), "attn", f"{letter}_b_proj.weight", f"ssm_{letter}_b.weight"))
 
-    q, k, v = (find(x, (wide, m.d), "attn", f"{x}_proj.weight") for x in "qkv")
-    convs = [Conv(find(f"{x}_taps", (wide, taps), "aux", f"{x}_conv1d.weight", squeeze=True)) for x in "qkv"]
-    return DeltaNet(heads, heads, dim, dim, q, k, v, *convs, decay=factor("decay", "f"), beta=find("beta", (heads, m.d), "attn", "b_proj.weight"),
-                    gate=factor("gate", "g"), decay_bias=find("decay_bias", (wide,), "bias", "dt_bias"),
-                    a_log=find("a_log", (heads,), "aux", "A_log", squeeze=True), norm=Norm(find("norm", (dim,), "norm", "o_norm.weight"), m.eps),
-                    o=find("o", (m.d, wide), "attn", "o_proj.weight"), gate_act="sigmoid", bound=bound)
+    q, k, v = (find(x, (wide, m.d), "attn", f"{x}_proj.weight", f"attn_{x}.weight") for x in "qkv")
+    convs = [Conv(find(f"{x}_taps", (wide, taps), "aux", f"{x}_conv1d.weight", f"ssm_conv1d_{x}.weight", squeeze=True)) for x in "qkv"]
+    beta, bias = find("beta", (heads, m.d), "attn", "b_proj.weight", "ssm_beta.weight"), find("decay_bias", (wide,), "bias", "dt_bias", "ssm_dt.bias")
+    return DeltaNet(heads, heads, dim, dim, q, k, v, *convs, decay=factor("decay", "f"), beta=beta, gate=factor("gate", "g"), decay_bias=bias,
+                    a_log=find("a_log", (heads,), "aux", "A_log", "ssm_a", squeeze=True, log=1 if bound else -1),
+                    norm=Norm(find("norm", (dim,), "norm", "o_norm.weight", "ssm_norm.weight"), m.eps),
+                    o=find("o", (m.d, wide), "attn", "o_proj.weight", "attn_output.weight"), gate_act="sigmoid", bound=bound)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from moegg.arch import PAST_MAX, Conv, Gqa, Layer, Mlp, Model, Moe, Rope, ShortConv, Src, Tensor, read_rope
-from moegg.models._decoder import Decoder
+from moegg.models._decoder import Decoder, kv_layers
 
 DEFAULTS = {"vocab_size": 65536, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 128000}
 UNUSED = ("conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale",
@@ -62,18 +62,7 @@ def mlp(m: Decoder, i: int, width: int) -> Mlp:
 
 # --- GGUF ---------------------------------------------------------------------------------------------------------------
 
-def _kv_counts(meta: Mapping[str, Any]) -> tuple[str, Any]:
-    key = f"{meta['general.architecture']}.attention.head_count_kv"
-    return key, meta.get(key)
-
-
-def one_kv_count(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata with the KV heads of attention layers alone; convolutions have none."""
-    key, counts = _kv_counts(meta)
-    return {**meta, key: [n for n in counts if n] if isinstance(counts, list) else counts}
-
-
 def kv_types(meta: Mapping[str, Any]) -> list[str] | None:
-    """layer_types by the number of KV heads; None: all layers are attention."""
-    _, counts = _kv_counts(meta)
-    return ["full_attention" if n else "conv" for n in counts] if isinstance(counts, list) else None
+    """layer_types by the KV heads of each layer; None: all layers are attention."""
+    full = kv_layers(meta)
+    return full and ["full_attention" if f else "conv" for f in full]

@@ -4,9 +4,11 @@ GGUF keeps kv_b whole (older files), or as attn_k_b, transposed by head, and att
 config says (transformers 5.24). Refuses ranks and value sizes that are not multiples of 16.
 """
 import math
+from collections.abc import Mapping
+from typing import Any
 
-from moegg.arch import Mla, Norm, Rope, Src, Tensor
-from moegg.models._decoder import HEAD_MAX, SIZE_MAX, Decoder
+from moegg.arch import ConfigReader, Mla, Norm, Rope, Src, Tensor
+from moegg.models._decoder import HEAD_MAX, SIZE_MAX, Decoder, gguf_decoder
 
 NORM_EPS = 1e-6
 
@@ -46,7 +48,7 @@ class Latent:
             cut = {"rows": rows, "groups": h, "turn": name == "k_up"}
             own = tuple(Src(f"{r}layers.{layer}.{hf}.kv_b_proj.weight", **cut) for r in m.roots)
             return Tensor(f"layers.{layer}.attn.{name}", shape, "attn", own,
-                          (Src(f"blk.{layer}.{gguf}.weight", flat=True), Src(f"blk.{layer}.attn_kv_b.weight", **cut)), layer)
+                          (Src(f"blk.{layer}.{gguf}.weight", flat=h), Src(f"blk.{layer}.attn_kv_b.weight", **cut)), layer)
 
         def norm(name: str, own: str, gguf: str, width: int) -> Norm:
             return Norm(m.tensor(layer, f"attn.{name}", (width,), "norm", f"{hf}.{own}.weight", f"{gguf}.weight"), NORM_EPS)
@@ -64,3 +66,19 @@ class Latent:
                    half("k_up", (h * self.rank, self.nope), (0, self.nope, 1), "attn_k_b"),
                    half("v_up", (h * self.v_dim, self.rank), (self.nope, self.nope + self.v_dim, 1), "attn_v_b"),
                    o, rope, q_down, q_norm, q_down_bias, kv_bias, o_bias, gated)
+
+
+# --- GGUF ---------------------------------------------------------------------------------------------------------------
+
+def gguf_latent(meta: Mapping[str, Any]) -> tuple[dict[str, Any], ConfigReader]:
+    """(config, g) as gguf_decoder() gives, with DeepSeek's keys of latent attention instead of head_dim."""
+    arch = meta["general.architecture"]
+    g = ConfigReader({k.partition(".")[2]: v for k, v in meta.items() if k.startswith(f"{arch}.")}, f"{arch}.", "GGUF metadata")
+    rank, turned = g.int("attention.kv_lora_rank", low=1), g.int("rope.dimension_count", low=2)
+    head, v_dim = (g.int(f"attention.{x}_length_mla", f"attention.{x}_length", low=1) for x in ("key", "value"))
+    # the rest as for any decoder whose heads are as wide as what turns
+    config, g = gguf_decoder({**meta, f"{arch}.attention.head_count_kv": g.int("attention.head_count", low=1),
+                              f"{arch}.attention.key_length": turned, f"{arch}.attention.value_length": turned})
+    del config["head_dim"]
+    return config | {"q_lora_rank": g.int("attention.q_lora_rank", default=None), "kv_lora_rank": rank, "qk_rope_head_dim": turned,
+                     "qk_nope_head_dim": head - turned, "v_head_dim": v_dim}, g

@@ -18,13 +18,14 @@ class MoeDecoder(Decoder):
     def experts(self, layer: int, n: int, width: int, hf: str = "mlp.experts", parts: Iterable[str] = ("gate_proj", "up_proj", "down_proj"),
                 fused: tuple[str, str] = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")) -> Experts:
         """n experts of `width`: one tensor per expert and matrix, below `hf` with the names `parts`, or stacks [E, 2F, D] and [E, D, F]
-        named `fused` (transformers 5 in memory, some releases), or GGUF's stacks (old files: one each)."""
+        named `fused` (transformers 5 in memory, some releases), or GGUF's stacks (old files: one each; or gate and up in one)."""
         def part(name: str, each: str, stack: str, first: int, rows: int) -> Part:
             cut = (first, first + rows, 1) if name != "down" else None
             own = tuple(Src(f"{r}layers.{layer}.{hf}.{{e}}.{each}.weight") for r in self.roots)
             stacks = tuple(Src(f"{r}layers.{layer}.{stack}", stacked=True, rows=cut) for r in self.roots)
             return Part(name, (rows, self.d if cut else width), own + stacks,
-                        (Src(f"blk.{layer}.ffn_{name}_exps.weight", stacked=True), Src(f"blk.{layer}.ffn_{name}.{{e}}.weight")))
+                        (Src(f"blk.{layer}.ffn_{name}_exps.weight", stacked=True), Src(f"blk.{layer}.ffn_{name}.{{e}}.weight"),
+                         *((Src(f"blk.{layer}.ffn_gate_up_exps.weight", stacked=True, rows=cut),) if cut else ())))
         gate, up, down = parts
         return Experts(layer, n, (part("gate", gate, fused[0], 0, width), part("up", up, fused[0], width, width),
                                   part("down", down, fused[1], 0, self.d)))
@@ -90,7 +91,7 @@ class MoeDecoder(Decoder):
     def shared_gate(self, layer: int, hf: str = "mlp.shared_expert_gate") -> Tensor:
         """The gate [D] of the shared expert."""
         own = tuple(Src(f"{r}layers.{layer}.{hf}.weight", squeeze=True) for r in self.roots)
-        return Tensor(f"layers.{layer}.shared.router", (self.d,), "router", own, (Src(f"blk.{layer}.ffn_gate_inp_shexp.weight"),), layer)
+        return Tensor(f"layers.{layer}.shared.router", (self.d,), "router", own, (Src(f"blk.{layer}.ffn_gate_inp_shexp.weight", squeeze=True),), layer)
 
 
 # --- GGUF ---------------------------------------------------------------------------------------------------------------

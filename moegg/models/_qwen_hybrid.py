@@ -4,14 +4,14 @@ Norm weights are stored as w - 1 (in GGUF as w), but for the one inside linear_a
 attention is times sigmoid(gate); rope turns the first quarter of a head unless the config says otherwise. Text positions are equal on
 all mrope axes, so that mrope is plain rope.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from moegg.arch import ConfigReader, Gqa, Layer, Mlp, Model, Moe, Rope, read_rope
-from moegg.models._decoder import HARMLESS
-from moegg.models._delta import DeltaSizes, gated_delta
-from moegg.models._moe import MoeDecoder
+from moegg.models._decoder import HARMLESS, gguf_decoder
+from moegg.models._delta import DeltaSizes, gated_delta, gguf_delta
+from moegg.models._moe import MoeDecoder, gguf_moe
 
 DELTA_DEFAULTS = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
 MROPE = ("mrope_section", "mrope_interleaved")
@@ -62,3 +62,18 @@ def qwen3_5(cfg: ConfigReader, arch: str, ffn: Callable[[MoeDecoder], Callable[[
         cfg.ignore(*HARMLESS, "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
         text.ignore("tie_word_embeddings")
     return m.model(all_layers, tied=cfg.bool("tie_word_embeddings", default=False))
+
+
+# --- GGUF ---------------------------------------------------------------------------------------------------------------
+
+def gguf_hybrid(meta: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """(the keys that Qwen3-Next and Qwen3.5 share, are router weights renormalised); layers for multi-token prediction are not counted."""
+    arch = meta["general.architecture"]
+    blocks, extra = (ConfigReader(meta, where="GGUF metadata").int(f"{arch}.{k}", default=0) for k in ("block_count", "nextn_predict_layers"))
+    config, g = gguf_decoder({**meta, f"{arch}.block_count": blocks - extra}, partial=True)
+    moe = gguf_moe(meta, g, norm=True)
+    del moe["mlp_only_layers"]
+    g.ignore("rope.dimension_sections", "full_attention_interval", "nextn_predict_layers")
+    norm = moe.pop("norm_topk_prob")
+    config |= gguf_delta(meta, g) | {"shared_expert_intermediate_size": g.int("expert_shared_feed_forward_length", low=1)}
+    return config | moe, norm

@@ -3,20 +3,23 @@
 Source: transformers 5.24 models/bailing_hybrid, and the configs of inclusionAI's Ling-3.0 releases (architectures BailingMoeV3ForCausalLM).
 Layers (i + 1) % layer_group_size == 0 are latent attention; its output product is `attention.dense`, KDA's `attention.o_proj`; decays
 and gates of KDA are of full rank. Layers for multi-token prediction are left out.
-Not supported: GGUF, a last group that is not whole (the reference takes its layers for KDA, the release's own code for latent attention),
+GGUF: llama.cpp's architecture "bailingmoe3".
+Not supported: a last group that is not whole (the reference takes its layers for KDA, the release's own code for latent attention),
 rope scaling, biases, KV heads of their own for KDA, gates of other granularity, shared experts of another width, activations other than silu.
 """
+from collections.abc import Mapping
 from typing import Any
 
 from moegg.arch import PAST_MAX, Chat, ConfigReader, Layer, Model, read_rope
+from moegg.errors import UnsupportedModel
 from moegg.models._chat import ASKED, THINK
-from moegg.models._decoder import IGNORED
+from moegg.models._decoder import IGNORED, kv_layers
 from moegg.models._delta import DIM_MAX, kda
-from moegg.models._mla import Latent
-from moegg.models._moe import MoeDecoder
+from moegg.models._mla import Latent, gguf_latent
+from moegg.models._moe import MoeDecoder, gguf_deepseek_moe
 
 NAMES = {"arch": "bailing-hybrid", "hf": ("BailingMoeV3ForCausalLM", "BailingHybridForCausalLM"), "model_type": ("bailing_hybrid",),
-         "ignore": (*IGNORED, "model.layers.{n}.*")}
+         "gguf": ("bailingmoe3",), "ignore": (*IGNORED, "model.layers.{n}.*", "blk.{n}.*")}
 CHAT = Chat(("<|role_end|>", "<|endoftext|>"), reasoning=THINK, template=(
     "{% set mode = 'off' if enable_thinking is defined and not enable_thinking else 'on' %}"
     "{% set system = messages[0].content if messages[0].role == 'system' else '' %}"
@@ -74,3 +77,21 @@ def tiny() -> dict[str, Any]:
             "kda_safe_gate": True, "kda_lower_bound": -5.0, "short_conv_kernel_size": 4, "kv_lora_rank": 32, "q_lora_rank": 22,
             "qk_nope_head_dim": 18, "qk_rope_head_dim": 10, "v_head_dim": 16, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
             "rope_theta": 1e4, "tie_word_embeddings": False}
+
+
+def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
+    extra = meta.get("bailingmoe3.nextn_predict_layers", 0)
+    config, g = gguf_latent(meta)
+    n = config["num_hidden_layers"] - extra
+    full = (kv_layers(meta) or [True] * n)[:n]
+    group = full.index(True) + 1 if True in full else n + 1
+    if full != [(i + 1) % group == 0 for i in range(n)]:
+        raise UnsupportedModel("GGUF metadata: 'bailingmoe3.attention.head_count_kv': supported: groups of layers that end with one that is not 0",
+                               "arch-unsupported")
+    moe = gguf_deepseek_moe(meta, g)
+    g.expect("expert_gating_func", 2)
+    g.expect("kda.safe_gate", True)
+    return config | moe | {
+        "num_hidden_layers": n, "num_key_value_heads": config["num_attention_heads"], "head_dim": g.int("kda.head_dim"), "layer_group_size": group,
+        "moe_shared_expert_intermediate_size": moe["moe_intermediate_size"], "kda_lower_bound": g.float("kda.gate_lower_bound"),
+        "short_conv_kernel_size": g.int("ssm.conv_kernel")}

@@ -9,8 +9,8 @@ from typing import Any
 
 from moegg.arch import Chat, ConfigReader, Layer, Model, read_rope
 from moegg.models._chat import KIMI, THINK
-from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
-from moegg.models._mla import Latent
+from moegg.models._decoder import IGNORED, ROPE_TENSORS
+from moegg.models._mla import Latent, gguf_latent
 from moegg.models._moe import MoeDecoder, gguf_deepseek_moe
 
 NAMES = {"arch": "deepseek", "hf": ("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM"),
@@ -64,18 +64,10 @@ def tiny() -> dict[str, Any]:
 
 
 def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
-    g, arch = ConfigReader({k.partition(".")[2]: v for k, v in meta.items()}, "deepseek2.", "GGUF metadata"), meta["general.architecture"]
-    rank, turned = g.int("attention.kv_lora_rank", low=1), g.int("rope.dimension_count", low=2)
-    head, v_dim = (g.int(f"attention.{x}_length_mla", f"attention.{x}_length", low=1) for x in ("key", "value"))
-    heads, sigmoid = g.int("attention.head_count", low=1), g.expect("expert_gating_func", 0, 1, 2) == 2
-    # the rest as for any decoder whose heads are as wide as what turns
-    config, g = gguf_decoder({**meta, f"{arch}.attention.head_count_kv": heads, f"{arch}.attention.key_length": turned,
-                              f"{arch}.attention.value_length": turned})
+    config, g = gguf_latent(meta)
+    sigmoid = g.expect("expert_gating_func", 0, 1, 2) == 2
     if config.get("rope_scaling", {}).get("rope_type") == "yarn":       # cos and sin stay as they are, scores get the factor
         m = 10 * g.float("rope.scaling.yarn_log_multiplier", default=0.0)
         config["rope_scaling"] |= {"mscale": m, "mscale_all_dim": m} if m else {}
     kind = {"model_type": "deepseek_v3"} if sigmoid else {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"}
-    del config["head_dim"]
-    return config | gguf_deepseek_moe(meta, g) | kind | {
-        "q_lora_rank": g.int("attention.q_lora_rank", default=None), "kv_lora_rank": rank, "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": head - turned, "v_head_dim": v_dim}
+    return config | gguf_deepseek_moe(meta, g) | kind

@@ -5,19 +5,24 @@ without weights; where attention_k_eq_v, full layers have no v and take keys as 
 of a head. The last num_kv_shared_layers layers read the keys and values of the last layer of their kind before them, and have twice
 the MLP width if use_double_wide_mlp. With hidden_size_per_layer_input every layer gets a second embedding. With experts, router and
 experts read the residual stream, so that the choice is made before the dense MLP runs. Embeddings are multiplied by sqrt(D) in f32.
-Not supported: GGUF, images and sound (their towers are left out), attention_bias, use_bidirectional_attention for text, experts together
+GGUF: llama.cpp's architecture "gemma4"; which pairs of full layers turn is its tensor rope_freqs (1 or 1e30).
+Not supported: images and sound (their towers are left out), attention_bias, use_bidirectional_attention for text, experts together
 with per-layer inputs, activations other than silu and tanh-gelu.
 """
+from collections.abc import Mapping
 from typing import Any
 
 from moegg.arch import ConfigReader, Gqa, Layer, Mlp, Model, Moe, Norm, PerLayerGate, PerLayerInputs, Rope, Src, Tensor, rope_of
+from moegg.errors import FormatError
 from moegg.models._chat import ASKED, Chat
-from moegg.models._decoder import HARMLESS, HEAD_MAX, IGNORED, SIZE_MAX
+from moegg.models._decoder import HARMLESS, HEAD_MAX, IGNORED, LAYER_MAX, ROPE_TENSORS, SIZE_MAX, gguf_decoder
 from moegg.models._moe import MoeDecoder
 
 NAMES = {
     "arch": "gemma4", "hf": ("Gemma4ForConditionalGeneration", "Gemma4ForCausalLM"), "model_type": ("gemma4", "gemma4_text"),
-    "ignore": (*IGNORED, "*vision_tower.*", "*embed_vision.*", "*audio_tower.*", "*embed_audio.*"),
+    "gguf": ("gemma4",), "gguf_config_tensors": ROPE_TENSORS,
+    "ignore": (*IGNORED, "*vision_tower.*", "*embed_vision.*", "*audio_tower.*", "*embed_audio.*",
+               *(f"blk.*.attn_{x}.weight" for x in ("k", "v", "k_norm"))),      # of layers that share keys and values
 }
 CHAT = Chat(("<turn|>", "<|tool_response>"), "gemma", ("<|channel>thought", "<channel|>"), template=(
     "{{ bos_token }}{% set think = enable_thinking is defined and enable_thinking %}"
@@ -128,12 +133,12 @@ def _gate(m: MoeDecoder, i: int, width: int) -> PerLayerGate:
 
 
 def _inputs(m: MoeDecoder, width: int) -> PerLayerInputs:
-    def tensor(name: str, shape: tuple[int, ...], role: str, hf: str, gather: bool = False) -> Tensor:
-        return Tensor(f"inputs.{name}", shape, role, tuple(Src(f"{r}{hf}.weight") for r in m.roots), gather=gather)
+    def tensor(name: str, shape: tuple[int, ...], role: str, hf: str, gguf: str, gather: bool = False) -> Tensor:
+        return Tensor(f"inputs.{name}", shape, role, tuple(Src(f"{r}{hf}.weight") for r in m.roots), (Src(f"{gguf}.weight"),), gather=gather)
     rows = m.n_layer * width
-    return PerLayerInputs(tensor("table", (m.vocab, rows), "embed", "embed_tokens_per_layer", True),
-                          tensor("proj", (rows, m.d), "dense", "per_layer_model_projection"),
-                          Norm(tensor("norm", (width,), "norm", "per_layer_projection_norm"), m.eps))
+    return PerLayerInputs(tensor("table", (m.vocab, rows), "embed", "embed_tokens_per_layer", "per_layer_token_embd", True),
+                          tensor("proj", (rows, m.d), "dense", "per_layer_model_projection", "per_layer_model_proj"),
+                          Norm(tensor("norm", (width,), "norm", "per_layer_projection_norm", "per_layer_proj_norm"), m.eps))
 
 
 def tiny() -> dict[str, Any]:
@@ -144,3 +149,58 @@ def tiny() -> dict[str, Any]:
             "layer_types": ["sliding_attention", "full_attention"] * 2, "final_logit_softcapping": 30.0,
             "rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
                                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}
+
+
+def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
+    own, names = ConfigReader({k.removeprefix("gemma4."): v for k, v in meta.items()}, "gemma4.", "GGUF metadata"), meta["tensor_names"]
+    n = own.int("block_count", low=1, high=LAYER_MAX)
+    slides = own.list("attention.sliding_window_pattern", of=(bool,))
+    kv, ffn = (_each(own, key, n) for key in ("attention.head_count_kv", "feed_forward_length"))
+    if len(slides) != n:
+        raise own.wrong("attention.sliding_window_pattern", f"there are {n} layers")
+    full, sliding = ([c for c, s in zip(kv, slides, strict=True) if s is kind] or kv for kind in (False, True))
+    if len({*full}) > 1 or len({*sliding}) > 1:
+        raise own.refuse("attention.head_count_kv", "supported: one value for full layers and one for those with a window")
+    shared = own.int("attention.shared_kv_layers", default=0, high=n)
+    if ffn not in ([ffn[0]] * n, doubled := [ffn[0] * (2 if i >= n - shared else 1) for i in range(n)]):
+        raise own.refuse("feed_forward_length", "supported: one value, or twice as much in layers that share keys and values")
+    config, g = gguf_decoder({**meta, "gemma4.attention.head_count_kv": sliding[0], "gemma4.feed_forward_length": ffn[0]})
+    config |= {
+        "global_head_dim": config["head_dim"], "head_dim": g.int("attention.key_length_swa", low=2, high=HEAD_MAX),
+        "num_global_key_value_heads": full[0],
+        "layer_types": ["sliding_attention" if s else "full_attention" for s in slides], "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": shared > 0 and ffn == doubled, "sliding_window": g.int("attention.sliding_window", low=1),
+        "attention_k_eq_v": any(not s and f"blk.{i}.attn_v.weight" not in names for i, s in enumerate(slides[:n - shared])),
+        "hidden_size_per_layer_input": g.int("embedding_length_per_layer_input", default=0),
+        "final_logit_softcapping": g.float("final_logit_softcapping", default=0.0),
+        "rope_parameters": {"full_attention": _turning(config, g, meta), "sliding_attention": {
+            "rope_type": "default", "rope_theta": g.float("rope.freq_base_swa", default=config.pop("rope_theta"))}}}
+    for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        g.expect(key, config["head_dim"])
+    if experts := g.int("expert_count", default=0):
+        config |= {"enable_moe_block": True, "num_experts": experts, "top_k_experts": g.int("expert_used_count"),
+                   "moe_intermediate_size": g.int("expert_feed_forward_length")}
+    return config
+
+
+def _each(own: ConfigReader, key: str, n: int) -> list[int]:
+    """The value of each of n layers; a file may state one for all."""
+    if not isinstance(own.used().get(key) if own.has(key) else None, list):
+        return [own.int(key, low=1, high=SIZE_MAX)] * n
+    values = own.list(key, of=(int,))
+    if len(values) != n or min(values) < 1:
+        raise own.wrong(key, f"expected a positive value for each of {n} layers")
+    return values
+
+
+def _turning(config: dict[str, Any], g: ConfigReader, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """rope_parameters of full layers; llama.cpp divides the frequencies of pairs that do not turn by 1e30."""
+    config.pop("rope_scaling", None)
+    factors, dim = meta.get("tensor:rope_freqs.weight"), config["head_dim"]
+    if factors is None:
+        raise FormatError("GGUF metadata: tensor 'rope_freqs.weight' is missing; full layers of gemma4 need it", "gguf-tensor")
+    turning = sum(f == 1.0 for f in factors)
+    if len(factors) != dim // 2 or any(f != 1.0 for f in factors[:turning]) or any(f < 1e29 for f in factors[turning:]):
+        raise g.refuse("rope.dimension_count", "supported: a tensor 'rope_freqs.weight' of ones, then 1e30")
+    # half a dimension more, so that rounding takes no pair away
+    return {"rope_type": "proportional", "partial_rotary_factor": (2 * turning + 0.5) / dim, "rope_theta": config["rope_theta"]}

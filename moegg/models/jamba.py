@@ -2,18 +2,20 @@
 
 Source: transformers 5.24 models/jamba. Layer i is attention if i % attn_layer_period == attn_layer_offset, and has experts if
 i % expert_layer_period == expert_layer_offset. RMS norms on dt, B and C inside the Mamba block; router weights are plain softmax.
-Not supported: GGUF, mamba_proj_bias, sliding_window, activations other than silu.
+GGUF: llama.cpp's architecture "jamba", whose layers are told apart by their tensors and numbers of KV heads.
+Not supported: mamba_proj_bias, sliding_window, activations other than silu.
 """
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from moegg.arch import PAST_MAX, SCAN_MAX, Chat, ConfigReader, Conv, Layer, Mamba, Mlp, Model, Moe, Norm, Src, Tensor
-from moegg.errors import FormatError
+from moegg.errors import FormatError, UnsupportedModel
 from moegg.models._chat import ASKED
-from moegg.models._decoder import IGNORED
+from moegg.models._decoder import IGNORED, gguf_decoder, kv_layers, one_kv_count
 from moegg.models._moe import MoeDecoder
 
-NAMES = {"arch": "jamba", "hf": ("JambaForCausalLM",), "model_type": ("jamba",), "ignore": IGNORED}
+NAMES = {"arch": "jamba", "hf": ("JambaForCausalLM",), "model_type": ("jamba",), "gguf": ("jamba",), "ignore": IGNORED}
 CHAT = Chat(("<|eom|>", "<|endoftext|>"), "marked", template=(
     "{{ bos_token }}{% if messages[0].role != 'system' %}{{ '<|bom|><|system|> <|eom|>' }}{% endif %}"
     "{% for m in messages %}{{ '<|bom|><|' + m.role + '|> ' + m.content + '<|eom|>' }}{% endfor %}"
@@ -74,22 +76,26 @@ def _rank(cfg: ConfigReader, d: int) -> int:
 
 
 def _mamba(m: MoeDecoder, i: int, channels: int, states: int, taps: int, rank: int, conv_bias: bool) -> Mamba:
-    def find(name: str, shape: tuple[int, ...], role: str, src: str, first: int = -1, **steps) -> Tensor:
+    def find(name: str, shape: tuple[int, ...], role: str, src: str, gguf: str, first: int = -1, squeeze: bool = False, log: int = 0) -> Tensor:
         rows = (first, first + shape[0], 1) if first >= 0 else None
-        return Tensor(f"layers.{i}.mix.{name}", shape, role, (Src(f"model.layers.{i}.mamba.{src}", rows=rows, **steps),), (), i)
+        return Tensor(f"layers.{i}.mix.{name}", shape, role, (Src(f"model.layers.{i}.mamba.{src}", rows=rows, squeeze=squeeze),),
+                      (Src(f"blk.{i}.ssm_{gguf}", rows=rows, squeeze=squeeze, log=log),), i)
 
     def norm(name: str, width: int) -> Norm:
-        return Norm(find(f"{name}_norm", (width,), "norm", f"{name}_layernorm.weight"), m.eps)
-    taps_ = find("taps", (channels, taps), "aux", "conv1d.weight", squeeze=True)
+        return Norm(find(f"{name}_norm", (width,), "norm", f"{name}_layernorm.weight", f"{name}_norm.weight"), m.eps)
+    taps_ = find("taps", (channels, taps), "aux", "conv1d.weight", "conv1d.weight", squeeze=True)
     return Mamba(
-        x=find("x", (channels, m.d), "attn", "in_proj.weight", 0), z=find("z", (channels, m.d), "attn", "in_proj.weight", channels),
-        conv=Conv(taps_, find("taps_bias", (channels,), "bias", "conv1d.bias") if conv_bias else None),
-        dt=find("dt", (rank, channels), "attn", "x_proj.weight", 0), b=find("b", (states, channels), "attn", "x_proj.weight", rank),
-        c=find("c", (states, channels), "attn", "x_proj.weight", rank + states),
+        x=find("x", (channels, m.d), "attn", "in_proj.weight", "in.weight", 0),
+        z=find("z", (channels, m.d), "attn", "in_proj.weight", "in.weight", channels),
+        conv=Conv(taps_, find("taps_bias", (channels,), "bias", "conv1d.bias", "conv1d.bias") if conv_bias else None),
+        dt=find("dt", (rank, channels), "attn", "x_proj.weight", "x.weight", 0),
+        b=find("b", (states, channels), "attn", "x_proj.weight", "x.weight", rank),
+        c=find("c", (states, channels), "attn", "x_proj.weight", "x.weight", rank + states),
         dt_norm=norm("dt", rank), b_norm=norm("b", states), c_norm=norm("c", states),
-        dt_up=find("dt_up", (channels, rank), "attn", "dt_proj.weight"), dt_bias=find("dt_bias", (channels,), "bias", "dt_proj.bias"),
-        a_log=find("a_log", (channels, states), "aux", "A_log"), d=find("d", (channels,), "aux", "D"),
-        o=find("o", (m.d, channels), "attn", "out_proj.weight"))
+        dt_up=find("dt_up", (channels, rank), "attn", "dt_proj.weight", "dt.weight"),
+        dt_bias=find("dt_bias", (channels,), "bias", "dt_proj.bias", "dt.bias"),
+        a_log=find("a_log", (channels, states), "aux", "A_log", "a", log=-1), d=find("d", (channels,), "aux", "D", "d"),
+        o=find("o", (m.d, channels), "attn", "out_proj.weight", "out.weight"))
 
 
 def tiny() -> dict[str, Any]:
@@ -97,3 +103,27 @@ def tiny() -> dict[str, Any]:
             "num_key_value_heads": 2, "head_dim": 20, "intermediate_size": 40, "num_experts": 7, "num_experts_per_tok": 3, "attn_layer_period": 3,
             "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1, "mamba_d_state": 5, "mamba_expand": 2,
             "mamba_dt_rank": 7, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+
+
+def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
+    config, g = gguf_decoder(one_kv_count(meta))
+    names, d, layers = meta["tensor_names"], config["hidden_size"], range(config["num_hidden_layers"])
+    inner = g.int("ssm.inner_size", low=1)
+    if inner % d:
+        raise g.wrong("ssm.inner_size", f"it is not a multiple of 'embedding_length', {d}")
+    g.ignore("attention.layer_norm_epsilon", "expert_feed_forward_length")
+    experts = g.int("expert_count", default=1) or 1
+    return config | _period("attn_layer", kv_layers(meta) or [True for _ in layers]) | {
+        "mamba_expand": inner // d, "mamba_d_state": g.int("ssm.state_size"), "mamba_d_conv": g.int("ssm.conv_kernel"),
+        "mamba_dt_rank": g.int("ssm.time_step_rank"), "mamba_conv_bias": any(n.endswith("ssm_conv1d.bias") for n in names),
+        "num_experts": experts, "num_experts_per_tok": g.int("expert_used_count", default=1),
+    } | (_period("expert_layer", [f"blk.{i}.ffn_gate_inp.weight" in names for i in layers]) if experts > 1 else {})
+
+
+def _period(key: str, there: list[bool]) -> dict[str, int]:
+    """Jamba's two keys for layers that come at equal distances."""
+    at = [i for i, yes in enumerate(there) if yes] or [len(there)]
+    period, offset = at[1] - at[0] if len(at) > 1 else max(len(there), at[0] + 1), at[0]
+    if there != [i % period == offset for i in range(len(there))]:
+        raise UnsupportedModel(f"GGUF metadata: layers of '{key}' are {at}; supported: equal distances", "arch-unsupported")
+    return {f"{key}_period": period, f"{key}_offset": offset}

@@ -2,18 +2,21 @@
 
 Source: transformers 5.24 models/kimi_linear. linear_attn_config lists full_attn_layers and kda_layers from 1; decays and gates of KDA are of
 low rank; dense layers are `mlp.*`, layers with experts `block_sparse_moe.*`. Rope keys change nothing.
-Not supported: GGUF, attention_bias, mla_use_nope false, moe_layer_freq other than 1, activations other than silu.
+GGUF: llama.cpp's architecture "kimi-linear".
+Not supported: attention_bias, mla_use_nope false, moe_layer_freq other than 1, activations other than silu.
 """
+from collections.abc import Mapping
 from typing import Any
 
 from moegg.arch import MAX_GROUPS, PAST_MAX, ConfigReader, Layer, Model, Moe
 from moegg.models._chat import KIMI
-from moegg.models._decoder import HEAD_MAX, IGNORED
+from moegg.models._decoder import HEAD_MAX, IGNORED, kv_layers
 from moegg.models._delta import DIM_MAX, kda
-from moegg.models._mla import Latent
-from moegg.models._moe import MIXTRAL, MoeDecoder
+from moegg.models._mla import Latent, gguf_latent
+from moegg.models._moe import MIXTRAL, MoeDecoder, gguf_deepseek_moe
 
-NAMES = {"arch": "kimi-linear", "hf": ("KimiLinearForCausalLM",), "model_type": ("kimi_linear",), "ignore": (*IGNORED, "*.mtp.*")}
+NAMES = {"arch": "kimi-linear", "hf": ("KimiLinearForCausalLM",), "model_type": ("kimi_linear",), "gguf": ("kimi-linear",),
+         "ignore": (*IGNORED, "*.mtp.*")}
 CHAT = KIMI
 _DEFAULTS = {"vocab_size": 163840, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 27, "num_attention_heads": 32,
              "rms_norm_eps": 1e-5}
@@ -68,3 +71,19 @@ def tiny() -> dict[str, Any]:
             "qk_nope_head_dim": 12, "qk_rope_head_dim": 6, "v_head_dim": 16, "routed_scaling_factor": 2.446, "model_max_length": 512,
             "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1, 3, 4], "head_dim": 12, "num_heads": 5,
                                    "short_conv_kernel_size": 4}, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
+
+
+def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
+    config, g = gguf_latent(meta)
+    g.expect("expert_gating_func", 2, 0)
+    moe, full = gguf_deepseek_moe(meta, g), kv_layers(meta) or [True] * config["num_hidden_layers"]
+    return config | {
+        "model_max_length": config.pop("max_position_embeddings"), "num_experts": moe["n_routed_experts"],
+        "num_experts_per_token": moe["num_experts_per_tok"],
+        "moe_intermediate_size": moe["moe_intermediate_size"], "num_shared_experts": moe["n_shared_experts"],
+        "first_k_dense_replace": moe["first_k_dense_replace"], "num_expert_group": moe["n_group"], "topk_group": moe["topk_group"],
+        "routed_scaling_factor": moe["routed_scaling_factor"], "moe_renormalize": g.bool("expert_weights_norm", default=True),
+        "linear_attn_config": {"full_attn_layers": [i + 1 for i, f in enumerate(full) if f],
+                               "kda_layers": [i + 1 for i, f in enumerate(full) if not f],
+                               "num_heads": config["num_attention_heads"], "head_dim": g.int("kda.head_dim"),
+                               "short_conv_kernel_size": g.int("ssm.conv_kernel")}}

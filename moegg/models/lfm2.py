@@ -8,8 +8,8 @@ from typing import Any
 
 from moegg.arch import ConfigReader, Model
 from moegg.models._chat import LFM
-from moegg.models._decoder import IGNORED, ROPE_TENSORS, SIZE_MAX, Decoder, gguf_decoder
-from moegg.models._lfm2 import DEFAULTS, kv_types, mlp, model, one_kv_count
+from moegg.models._decoder import IGNORED, ROPE_TENSORS, SIZE_MAX, Decoder, gguf_decoder, one_kv_count
+from moegg.models._lfm2 import DEFAULTS, kv_types, mlp, model
 
 NAMES = {
     "arch": "lfm2", "hf": ("Lfm2ForCausalLM",), "model_type": ("lfm2",), "gguf": ("lfm2",),

@@ -3,19 +3,21 @@
 Source: transformers 5.24 models/llama4. After rope, q and k get a norm without weights (use_qk_norm); full layers scale q by position
 (attn_temperature_tuning). Every interleave_moe_layer_step-th layer has experts, stored [E, D, 2F], and a shared one; the router's
 weight is the sigmoid of its logit. Dense layers are intermediate_size_mlp wide.
-Not supported: GGUF, images (their tower is left out), partial_rotary_factor, activations other than silu and tanh-gelu.
+GGUF: llama.cpp's architecture "llama4", which fixes chunks and floor_scale at 8192 and leaves the norms out for 128 experts.
+Not supported: images (their tower is left out), partial_rotary_factor, activations other than silu and tanh-gelu.
 """
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from moegg.arch import Chat, ConfigReader, Experts, Gqa, Layer, Mlp, Model, Moe, Norm, Part, Rope, Src, read_rope
 from moegg.models._chat import turns
-from moegg.models._decoder import HARMLESS, IGNORED, SIZE_MAX
+from moegg.models._decoder import HARMLESS, IGNORED, ROPE_TENSORS, SIZE_MAX, gguf_decoder
 from moegg.models._moe import MoeDecoder
 
 NAMES = {
     "arch": "llama4", "hf": ("Llama4ForConditionalGeneration", "Llama4ForCausalLM"), "model_type": ("llama4", "llama4_text"),
-    "ignore": (*IGNORED, "vision_model.*", "multi_modal_projector.*"),
+    "gguf": ("llama4",), "gguf_config_tensors": ROPE_TENSORS, "ignore": (*IGNORED, "vision_model.*", "multi_modal_projector.*"),
 }
 CHAT = Chat(("<|eot|>", "<|eom|>", "<|end_of_text|>"), "llama", template=(
     "{{ bos_token }}" + turns("<|header_start|>", "<|header_end|>\\n\\n", "<|eot|>")))
@@ -71,7 +73,8 @@ def _mlp(m: MoeDecoder, i: int, width: int) -> Mlp:
 def _moe(m: MoeDecoder, i: int, n: int, top_k: int, width: int) -> Moe:
     def part(name: str, shape: tuple[int, int], stack: str, first: int | None) -> Part:
         cut = None if first is None else (first, first + width, 1)
-        return Part(name, shape, tuple(Src(f"{r}layers.{i}.feed_forward.experts.{stack}", stacked=True, transpose=True, rows=cut) for r in m.roots))
+        return Part(name, shape, tuple(Src(f"{r}layers.{i}.feed_forward.experts.{stack}", stacked=True, transpose=True, rows=cut) for r in m.roots),
+                    (Src(f"blk.{i}.ffn_{name}_exps.weight", stacked=True),))
     experts = Experts(i, n, (part("gate", (width, m.d), "gate_up_proj", 0), part("up", (width, m.d), "gate_up_proj", width),
                              part("down", (m.d, width), "down_proj", None)))
     return Moe(m.router(i, n, top_k, "feed_forward.router", score="sigmoid", renormalise=False), experts, m.act, weigh_input=True,
@@ -83,3 +86,17 @@ def tiny() -> dict[str, Any]:
             "num_key_value_heads": 2, "head_dim": 18, "intermediate_size": 36, "intermediate_size_mlp": 88, "num_local_experts": 5,
             "num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "attention_chunk_size": 12, "floor_scale": 8,
             "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": False}
+
+
+def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
+    config, g = gguf_decoder(meta)
+    names, experts = meta["tensor_names"], g.int("expert_count", low=1)
+    if not g.int("attention.sliding_window", default=8192):
+        raise g.refuse("attention.sliding_window", "supported: chunks; files without them have rope in every layer")
+    g.ignore("interleave_moe_layer_step", "expert_gating_func")
+    return config | {
+        "intermediate_size": g.int("expert_feed_forward_length"), "intermediate_size_mlp": config["intermediate_size"],
+        "num_local_experts": experts, "num_experts_per_tok": g.int("expert_used_count"), "use_qk_norm": experts != 128,
+        "no_rope_layer_interval": g.int("attention.sliding_window_pattern", default=4, low=1), "attention_chunk_size": 8192, "floor_scale": 8192,
+        "moe_layers": [i for i in range(config["num_hidden_layers"]) if f"blk.{i}.ffn_gate_inp.weight" in names],
+        "attention_bias": "blk.0.attn_q.bias" in names}

@@ -2,18 +2,19 @@
 
 Source: deepgrove-ai/mlx-lm-deepgrove, mlx_lm/models/maple.py. Gate values are cut at 7 from above, up values at both sides; router
 weights are divided by their sum plus 1e-20. Read: the bf16 layout with one tensor per expert, and the
-2-bit MLX layout with stacked experts. Not supported: GGUF, rope_scaling, biases,
-shared experts, dense layers, MTP layers, flash_head (the plain head is used), tied embeddings.
+2-bit MLX layout with stacked experts. GGUF: llama.cpp's architecture "maple". Not supported: rope_scaling, biases, shared experts, dense layers,
+MTP layers, flash_head (the plain head is used), tied embeddings.
 """
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from moegg.arch import Chat, ConfigReader, Experts, Layer, Model, Moe, Src, read_rope
 from moegg.models._chat import OPEN, QWEN, THINK, chatml
-from moegg.models._decoder import IGNORED
-from moegg.models._moe import MoeDecoder
+from moegg.models._decoder import IGNORED, gguf_decoder
+from moegg.models._moe import MoeDecoder, gguf_moe
 
-NAMES = {"arch": "maple", "hf": ("MapleForCausalLM",), "model_type": ("maple",), "ignore": (*IGNORED, "lm_head_flash.*")}
+NAMES = {"arch": "maple", "hf": ("MapleForCausalLM",), "model_type": ("maple",), "gguf": ("maple",), "ignore": (*IGNORED, "lm_head_flash.*")}
 CHAT = Chat(QWEN.ends, reasoning=THINK, template=chatml(OPEN))
 
 
@@ -49,3 +50,18 @@ def tiny() -> dict[str, Any]:
             "num_key_value_heads": 2, "head_dim": 20, "intermediate_size": 104, "moe_intermediate_size": 40, "num_experts": 7,
             "num_experts_per_tok": 3, "sliding_window": 11, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
             "partial_rotary_factor": 0.5, "tie_word_embeddings": False}
+
+
+def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
+    config, g = gguf_decoder(meta, partial=True)
+    n, cuts = config["num_hidden_layers"], g.floats("swiglu_clamp_exp", default=[7.0])
+    slides = g.list("attention.sliding_window_pattern", of=(bool,))
+    if set(cuts) != {7.0}:
+        raise g.refuse("swiglu_clamp_exp", "supported: 7")
+    if len(slides) != n:
+        raise g.wrong("attention.sliding_window_pattern", f"there are {n} layers")
+    experts = gguf_moe(meta, g, norm=True)
+    del experts["mlp_only_layers"]
+    return config | experts | {"sliding_window": g.int("attention.sliding_window", low=1),
+                               "rope_theta": g.float("rope.freq_base_swa", default=config["rope_theta"]),
+                               "layer_types": ["sliding_attention" if s else "full_attention" for s in slides]}

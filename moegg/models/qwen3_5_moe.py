@@ -1,18 +1,21 @@
 """Qwen3.5-MoE (text): Qwen3-Next's layers with separate projections; every layer has experts, whose weights are renormalised.
 
 Source: transformers 5.24 models/qwen3_5_moe. The text part of Qwen3_5MoeForConditionalGeneration; vision and MTP tensors are left out.
-Not supported: GGUF, images, attention_bias, attn_output_gate false, activations other than silu.
+GGUF: llama.cpp's architecture "qwen35moe", whose value heads stand n_key_heads apart (linear_value_heads_tiled).
+Not supported: images, attention_bias, attn_output_gate false, activations other than silu.
 """
+from collections.abc import Mapping
 from typing import Any
 
 from moegg.arch import ConfigReader, Model
 from moegg.models._chat import QWEN_OPEN
-from moegg.models._decoder import IGNORED
-from moegg.models._qwen_hybrid import experts, qwen3_5
+from moegg.models._decoder import IGNORED, ROPE_TENSORS
+from moegg.models._qwen_hybrid import experts, gguf_hybrid, qwen3_5
 
 NAMES = {
     "arch": "qwen3-5-moe", "hf": ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
-    "model_type": ("qwen3_5_moe", "qwen3_5_moe_text"), "ignore": (*IGNORED, "mtp.*", "model.visual.*"),
+    "model_type": ("qwen3_5_moe", "qwen3_5_moe_text"), "gguf": ("qwen35moe",),
+    "gguf_config_tensors": ROPE_TENSORS, "ignore": (*IGNORED, "mtp.*", "model.visual.*", "blk.{n}.*"),
 }
 CHAT = QWEN_OPEN
 _DEFAULTS = {"vocab_size": 248320, "hidden_size": 2048, "intermediate_size": 1, "num_hidden_layers": 40, "num_attention_heads": 16,
@@ -30,3 +33,8 @@ def tiny() -> dict[str, Any]:
             "linear_value_head_dim": 20, "linear_conv_kernel_dim": 4, "full_attention_interval": 2, "max_position_embeddings": 512,
             "rms_norm_eps": 1e-6, "rope_theta": 1e6, "partial_rotary_factor": 0.5,
             "tie_word_embeddings": False}
+
+
+def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
+    config, _ = gguf_hybrid(meta)
+    return config | {"linear_value_heads_tiled": config["linear_num_key_heads"] != config["linear_num_value_heads"]}

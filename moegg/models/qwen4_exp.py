@@ -3,7 +3,7 @@
 Source: transformers 5.24 models/qwen4_exp. No norms but those of the streams; norm weights are stored as w - 1, but for the one inside
 linear_attn. The text part of Qwen4ExpForConditionalGeneration; vision and MTP tensors are left out. Multipliers, moduli and offsets of
 the n-gram hashes follow from the config, as the checkpoint's own I64 tensors do, which are not read. The table stays in the file and is
-looked up by row. Not supported: GGUF, images, attention_bias, indexer_kv_heads other than 1, activations other than silu.
+looked up by row. Not supported: GGUF (llama.cpp's qwen4exp), images, attention_bias, indexer_kv_heads other than 1, activations other than silu.
 """
 from dataclasses import replace
 from typing import Any
@@ -36,7 +36,7 @@ from moegg.models._qwen_hybrid import DELTA_DEFAULTS, MROPE, gated_attention
 
 NAMES = {
     "arch": "qwen4-exp", "hf": ("Qwen4ExpForConditionalGeneration", "Qwen4ExpForCausalLM"), "model_type": ("qwen4_exp", "qwen4_exp_text"),
-    "ignore": (*IGNORED, "mtp.*", "model.visual.*", "*.layer_multipliers", "*.ngram_heads_vocab_sizes", "*.ngram_heads_offsets"),
+    "gguf_unread": ("qwen4exp",), "ignore": (*IGNORED, "mtp.*", "model.visual.*", "*.layer_multipliers", "*.ngram_heads_vocab_sizes", "*.ngram_heads_offsets"),
 }
 CHAT = QWEN_OPEN
 _DEFAULTS = {"vocab_size": 248320, "hidden_size": 2048, "intermediate_size": 1, "num_hidden_layers": 40, "num_attention_heads": 16,

@@ -16,7 +16,8 @@ def test_every_architecture_is_listed_with_what_it_is_made_of(capsys):
     assert all(r["classes"] and r["kinds"] and r["sources"] and r["not_supported"] and r["about"] for r in rows.values())
     assert {"sinks", "sliding windows", "expert biases", "experts (softmax router)"} <= set(rows["gpt-oss"]["kinds"])
     assert rows["gpt-oss"]["sources"] == ["safetensors (experts stacked or stacked, transposed)", "GGUF gpt-oss"]
-    assert {"keys as values", "dense MLP beside experts"} <= set(rows["gemma4"]["kinds"]) and rows["gemma4"]["gguf"] == []
+    assert {"keys as values", "dense MLP beside experts"} <= set(rows["gemma4"]["kinds"]) and rows["gemma4"]["gguf"] == ["gemma4"]
+    assert rows["minimax"]["gguf"] == [] and rows["minimax"]["sources"] == ["safetensors (experts one by one or stacked)"]
     assert rows["gpt-oss"]["chat"][0]["calls"] == "harmony" and [c["calls"] for c in rows["deepseek"]["chat"]] == ["kimi", "tags", "deepseek"]
     assert "parallel residual" in rows["cohere2"]["kinds"] and "partial rope" in rows["glm"]["kinds"]
 

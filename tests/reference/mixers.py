@@ -37,11 +37,12 @@ def conv(x, w, bias, silu, past, dilation=1):
     return (act("silu", y) if silu else y), rows[len(rows) - n:]
 
 
-def delta_rule(q, k, v, decay, beta, state):
+def delta_rule(q, k, v, decay, beta, state, tiled=False):
     """q, k [T, Hk, Dk], v [T, H, Dv], decay [T, H, Dk or 1], beta [T, H] -> o [T, H, Dv], state [H, Dk, Dv].
-    S = decay S; S += k (beta (v - S^T k))^T; o = S^T q / sqrt(Dk), with unit q and k. H / Hk value heads share a key head."""
+    S = decay S; S += k (beta (v - S^T k))^T; o = S^T q / sqrt(Dk), with unit q and k. H / Hk value heads share a key head:
+    neighbours, or, tiled, those that are Hk apart."""
     each = v.shape[1] // q.shape[1]
-    q, k = (np.repeat(unit(x), each, axis=1) for x in (q, k))
+    q, k = (np.tile(unit(x), (1, each, 1)) if tiled else np.repeat(unit(x), each, axis=1) for x in (q, k))
     q = q * F32(q.shape[-1] ** -0.5)
     s = np.zeros((v.shape[1], q.shape[2], v.shape[2]), F32) if state is None else state
     out = np.zeros_like(v)
@@ -114,7 +115,7 @@ def _delta_net(m, weights, x, state):
     f = (_project(x, weights, m.decay) + weights[m.decay_bias.name]).reshape(len(x), m.n_head, -1)
     rate = np.exp(weights[m.a_log.name])[:, None]
     decay = np.exp(F32(m.bound) * sigmoid(rate * f)) if m.bound else np.exp(-rate * softplus(f))
-    o, new["s"] = delta_rule(*parts, decay, sigmoid(_project(x, weights, m.beta)), state.get("s"))
+    o, new["s"] = delta_rule(*parts, decay, sigmoid(_project(x, weights, m.beta)), state.get("s"), m.tiled)
     gate = _project(x, weights, m.gate).reshape(o.shape)
     o = gated_norm(o, weights[m.norm.weight.name], m.norm.eps, gate, m.gate_act)
     return _project(o.reshape(len(x), -1), weights, m.o), new

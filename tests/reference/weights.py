@@ -67,6 +67,7 @@ def apply(src, array, e=0):
         parts = np.split(x, src.groups or 1)
         parts = [part[slice(*src.rows)] for part in parts]
         x = np.concatenate([part.T for part in parts] if src.turn else parts)
+    x = np.log(src.log * x) if src.log else x
     return x + np.float32(src.add) if src.add else x
 
 

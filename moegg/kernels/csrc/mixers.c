@@ -133,7 +133,8 @@ static void factors_task(void *ctx, int64_t begin, int64_t end, int worker) {
 static void matrix_rows(const mixer_ctx *c, int32_t tile, float *state, int32_t first, int32_t n) {
     const mg_exec *e = c->e;
     const mg_mixer_layer *l = c->l;
-    const int32_t per = (int32_t)pad16(l->dv) / 16, h = tile / per, at = 16 * (tile % per), hk = h / (l->n_head / l->n_key_head);
+    const int32_t per = (int32_t)pad16(l->dv) / 16, h = tile / per, at = 16 * (tile % per);
+    const int32_t hk = l->tiled ? h % l->n_key_head : h / (l->n_head / l->n_key_head);
     const mg_matrix_tile t = {
         .q = row(e, l->q, first) + (int64_t)hk * l->dk, .k = row(e, l->k, first) + (int64_t)hk * l->dk,
         .v = row(e, l->v, first) + (int64_t)h * l->dv + at,

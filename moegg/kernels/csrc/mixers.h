@@ -102,6 +102,7 @@ typedef struct {
     int32_t pre, post;       /* of all convolutions */
     /* matrix states */
     int32_t n_head, n_key_head, dk, dv, per_key, delta, bounded, gate_silu, whole_norm;
+    int32_t tiled;           /* head h reads key head h % n_key_head, else h / (n_head / n_key_head) */
     int32_t q, k, v, decay_buf, beta_buf, gate_buf;
     float q_scale, bound, eps;
     const float *decay_bias, *decay_rate;       /* one per decay factor */
