@@ -19,7 +19,7 @@ ARCH = {"mistral": "llama", "internlm3": "llama", "mixtral": "llama", "qwen2_moe
         "deepseek_v2": "deepseek2",
         "deepseek_v3": "deepseek2", "gpt_oss": "gpt-oss", "lfm2_moe": "lfm2moe", "minimax_m2": "minimax-m2",
         "ernie4_5_moe": "ernie4_5-moe",
-        "hunyuan_v1_moe": "hunyuan-moe", "kimi_linear": "kimi-linear", "llama4_text": "llama4", "qwen3_next": "qwen3next",
+        "hunyuan_v1_moe": "hunyuan-moe", "hunyuan_v1_dense": "hunyuan-dense", "kimi_linear": "kimi-linear", "llama4_text": "llama4", "qwen3_next": "qwen3next",
         "qwen3_5_moe": "qwen35moe",
         "qwen3_5_moe_text": "qwen35moe", "bailing_hybrid": "bailingmoe3"}
 NAMED_LIKE = {"maple": "qwen3moe", "bailingmoe3": "kimi-linear"}         # llama.cpp knows them, the gguf package does not yet
