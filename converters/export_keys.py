@@ -142,13 +142,13 @@ def _family(model: Model, main: Gqa | Mla, arch: str) -> Keys:
             keys["logit_scale"] = model.logit_scale
         case "stablelm":
             keys["use_parallel_residual"] = model.layers[0].parallel
-        case "qwen35moe":
+        case "qwen35" | "qwen35moe":
             third = main.rope.dim // 6
             keys["rope.dimension_sections"] = [main.rope.dim // 2 - 2 * third, third, third,
                                                0]       # of positions that are equal in text
     return keys | (_mixer(mixer) if mixer else {}) | (
         {"full_attention_interval": 1 + next(i for i, x in enumerate(model.layers) if isinstance(x.attn, Gqa))}
-                                                      if arch in ("qwen3next", "qwen35moe") else {})
+                                                      if arch in ("qwen3next", "qwen35", "qwen35moe") else {})
 
 
 def _mixer(m: DeltaNet | Mamba | ShortConv) -> Keys:

@@ -21,10 +21,10 @@ ARCH = {"mistral": "llama", "internlm3": "llama", "mixtral": "llama", "qwen2_moe
         "ernie4_5_moe": "ernie4_5-moe",
         "hunyuan_v1_moe": "hunyuan-moe", "hunyuan_v1_dense": "hunyuan-dense", "kimi_linear": "kimi-linear", "llama4_text": "llama4", "qwen3_next": "qwen3next",
         "qwen3_5_moe": "qwen35moe",
-        "qwen3_5_moe_text": "qwen35moe", "bailing_hybrid": "bailingmoe3"}
+        "qwen3_5_moe_text": "qwen35moe", "qwen3_5": "qwen35", "qwen3_5_text": "qwen35", "bailing_hybrid": "bailingmoe3"}
 NAMED_LIKE = {"maple": "qwen3moe", "bailingmoe3": "kimi-linear"}         # llama.cpp knows them, the gguf package does not yet
 PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
-PLUS_ONE = ("gemma2", "gemma3", "qwen3next", "qwen35moe")
+PLUS_ONE = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 KDA = ("kimi-linear", "bailingmoe3")
 LAYER_NORM = ("cohere2", "stablelm", "starcoder2")
 EXPERT = re.compile(r"(.*layers\.(\d+)\..*)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
@@ -86,7 +86,7 @@ def modify(config, arch, name, x):
     if arch in PERMUTED and (proj := re.search(r"\.([qk])_proj\.", name)):
         heads = config["num_attention_heads"] if proj[1] == "q" else config.get("num_key_value_heads") or config["num_attention_heads"]
         x = x.reshape(heads, 2, -1, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
-    if arch == "qwen35moe" and "linear_attn." in name:
+    if arch in ("qwen35", "qwen35moe") and "linear_attn." in name:
         x = tile_value_heads(config, name, x)
     if name.endswith("A_log"):
         x = np.exp(x) if arch == "bailingmoe3" else -np.exp(x)
@@ -185,7 +185,7 @@ def metadata(config, arch):
         out |= {"attention.key_length": head_dim, "attention.value_length": head_dim, "rope.dimension_count": head_dim}
         out["rope.freq_base"] = float(theta or 10000.0)
     partial = get("partial_rotary_factor") or get("rope_parameters", "rope_scaling", default={}).get("partial_rotary_factor") or {
-        "chatglm": 0.5, "glm4": 0.5, "glm4moe": 0.5, "stablelm": 0.25, "qwen3next": 0.25, "qwen35moe": 0.25, "maple": 0.5}.get(arch, 1.0)
+        "chatglm": 0.5, "glm4": 0.5, "glm4moe": 0.5, "stablelm": 0.25, "qwen3next": 0.25, "qwen35": 0.25, "qwen35moe": 0.25, "maple": 0.5}.get(arch, 1.0)
     if arch == "minimax-m2":
         out["rope.dimension_count"] = config["rotary_dim"]
     elif partial != 1.0:
@@ -256,14 +256,14 @@ def family(config, arch, out):
                     "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
                     "ssm.state_size": config["mamba_d_state"], "ssm.time_step_rank": -(-config["hidden_size"] // 16)
                     if rank == "auto" else rank}
-        case "qwen3next" | "qwen35moe":
+        case "qwen3next" | "qwen35" | "qwen35moe":
             more = {"ssm.conv_kernel": config["linear_conv_kernel_dim"], "ssm.state_size": config["linear_key_head_dim"],
                     "ssm.group_count": config["linear_num_key_heads"],
                     "ssm.time_step_rank": config["linear_num_value_heads"],
                     "ssm.inner_size": config["linear_value_head_dim"] * config["linear_num_value_heads"],
-                    "full_attention_interval": config.get("full_attention_interval", 4),
-                    "expert_shared_feed_forward_length": config["shared_expert_intermediate_size"]}
-            return more | ({"rope.dimension_sections": [2, 1, 1, 0]} if arch == "qwen35moe" else {})
+                    "full_attention_interval": config.get("full_attention_interval", 4)}
+            more |= {} if arch == "qwen35" else {"expert_shared_feed_forward_length": config["shared_expert_intermediate_size"]}
+            return more | ({} if arch == "qwen3next" else {"rope.dimension_sections": [2, 1, 1, 0]})
         case "deepseek2" | "kimi-linear" | "bailingmoe3":
             rank, turned = config["kv_lora_rank"], config["qk_rope_head_dim"]
             more = {"attention.head_count_kv": 1, "attention.key_length": rank + turned, "attention.value_length": rank,

@@ -66,14 +66,23 @@ def qwen3_5(cfg: ConfigReader, arch: str, ffn: Callable[[MoeDecoder], Callable[[
 
 # --- GGUF ---------------------------------------------------------------------------------------------------------------
 
-def gguf_hybrid(meta: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """(the keys that Qwen3-Next and Qwen3.5 share, are router weights renormalised); layers for multi-token prediction are not counted."""
+def gguf_hybrid(meta: Mapping[str, Any]) -> tuple[dict[str, Any], ConfigReader]:
+    """(config, g) as gguf_decoder() gives, of what all hybrids share; layers for multi-token prediction are not counted."""
     arch = meta["general.architecture"]
     blocks, extra = (ConfigReader(meta, where="GGUF metadata").int(f"{arch}.{k}", default=0) for k in ("block_count", "nextn_predict_layers"))
     config, g = gguf_decoder({**meta, f"{arch}.block_count": blocks - extra}, partial=True)
+    g.ignore("rope.dimension_sections", "full_attention_interval", "nextn_predict_layers")
+    return config | gguf_delta(meta, g), g
+
+
+def gguf_experts(meta: Mapping[str, Any], g: ConfigReader) -> tuple[dict[str, Any], bool]:
+    """(the keys of a hybrid's experts, are router weights renormalised)."""
     moe = gguf_moe(meta, g, norm=True)
     del moe["mlp_only_layers"]
-    g.ignore("rope.dimension_sections", "full_attention_interval", "nextn_predict_layers")
     norm = moe.pop("norm_topk_prob")
-    config |= gguf_delta(meta, g) | {"shared_expert_intermediate_size": g.int("expert_shared_feed_forward_length", low=1)}
-    return config | moe, norm
+    return moe | {"shared_expert_intermediate_size": g.int("expert_shared_feed_forward_length", low=1)}, norm
+
+
+def tiled(config: dict[str, Any]) -> dict[str, bool]:
+    """Qwen3.5's files have their value heads apart by the number of key heads, where those differ."""
+    return {"linear_value_heads_tiled": config["linear_num_key_heads"] != config["linear_num_value_heads"]}

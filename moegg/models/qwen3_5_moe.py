@@ -10,7 +10,7 @@ from typing import Any
 from moegg.arch import ConfigReader, Model
 from moegg.models._chat import QWEN_OPEN
 from moegg.models._decoder import IGNORED, ROPE_TENSORS
-from moegg.models._qwen_hybrid import experts, gguf_hybrid, qwen3_5
+from moegg.models._qwen_hybrid import experts, gguf_experts, gguf_hybrid, qwen3_5, tiled
 
 NAMES = {
     "arch": "qwen3-5-moe", "hf": ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
@@ -36,5 +36,5 @@ def tiny() -> dict[str, Any]:
 
 
 def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
-    config, _ = gguf_hybrid(meta)
-    return config | {"linear_value_heads_tiled": config["linear_num_key_heads"] != config["linear_num_value_heads"]}
+    config, g = gguf_hybrid(meta)
+    return config | gguf_experts(meta, g)[0] | tiled(config)

@@ -12,7 +12,7 @@ from moegg.models._chat import QWEN_THINKING
 from moegg.models._decoder import IGNORED, ROPE_TENSORS
 from moegg.models._delta import DeltaSizes
 from moegg.models._moe import MoeDecoder
-from moegg.models._qwen_hybrid import DELTA_DEFAULTS, experts, gguf_hybrid, layers
+from moegg.models._qwen_hybrid import DELTA_DEFAULTS, experts, gguf_experts, gguf_hybrid, layers
 
 NAMES = {"arch": "qwen3-next", "hf": ("Qwen3NextForCausalLM",), "model_type": ("qwen3_next",), "gguf": ("qwen3next",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": (*IGNORED, "mtp.*", "blk.{n}.*")}
@@ -43,5 +43,6 @@ def tiny() -> dict[str, Any]:
 
 
 def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
-    config, norm = gguf_hybrid(meta)
-    return config | {"norm_topk_prob": norm}
+    config, g = gguf_hybrid(meta)
+    moe, norm = gguf_experts(meta, g)
+    return config | moe | {"norm_topk_prob": norm}

@@ -27,8 +27,8 @@ FIXED = {"mistral": {"sliding_window": None}, "starcoder2": {"sliding_window": N
          "gemma3_text": {"query_pre_attn_scalar": 32},
          "internlm3": {"rope_scaling": None}, "phi3": {"sliding_window": None}}
 REFUSED = ("gemma3", "gemma3_text", "internlm3", "phi3", "mistral", "starcoder2", "llama4", "gemma2")
-OWN_LAYOUT = ("bailing-hybrid", "gemma4", "jamba", "kimi-linear", "llama4", "maple", "qwen3-5-moe",
-              "qwen3-next")      # that tiny.gguf() does not write
+# that tiny.gguf() does not write
+OWN_LAYOUT = ("bailing-hybrid", "gemma4", "jamba", "kimi-linear", "llama4", "maple", "qwen3-5", "qwen3-5-moe", "qwen3-next")
 
 
 def changed(folder, changes):
@@ -99,7 +99,7 @@ TOKENIZERS = oracle.FIXTURES.parent / "tokenizers"
 KDA = {"full_attn_layers": [2], "kda_layers": [1, 3, 4], "head_dim": 12, "num_heads": 3, "short_conv_kernel_size": 4}
 
 
-@pytest.mark.parametrize("arch, changes", [("gemma4", {}), ("llama4", FIXED["llama4"]), ("qwen3-5-moe", {}),
+@pytest.mark.parametrize("arch, changes", [("gemma4", {}), ("llama4", FIXED["llama4"]), ("qwen3-5", {}), ("qwen3-5-moe", {}),
                                            ("jamba", {"head_dim": None}),
                                            ("kimi-linear", {"linear_attn_config": KDA}), ("bailing-hybrid", {}),
                                            ("maple", {"layer_types": ["sliding_attention", "full_attention"] * 2})])
@@ -207,7 +207,7 @@ def test_a_gguf_of_what_runs_from_safetensors_alone_says_so():
         registry.find_gguf("qwen4exp", experts=True)
 
 
-@pytest.mark.parametrize("name, near", [("qwen35", "'qwen35moe'"), ("gemma3n", "'gemma3'"), ("deepseek", "'deepseek2'")])
+@pytest.mark.parametrize("name, near", [("qwen3vl", "'qwen35'"), ("gemma3n", "'gemma3'"), ("deepseek", "'deepseek2'")])
 def test_an_architecture_that_gguf_files_may_have_and_moegg_not_names_its_neighbours(name, near):
     with pytest.raises(UnsupportedModel, match=rf"got '{name}'.*did you mean .*{near}.*\[arch-unknown\]"):
         registry.find_gguf(name, experts=False)
