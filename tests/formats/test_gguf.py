@@ -119,6 +119,14 @@ def test_a_vocabulary_of_260_k_tokens_survives_refills_of_the_buffer(write):
     assert f.metadata["tokenizer.ggml.tokens"] == tokens and f.metadata["after"] == 7
 
 
+@pytest.mark.parametrize("size", [(1 << 16) - 90, (1 << 18) - 90])
+def test_a_number_may_lie_where_the_buffer_ends(write, size):
+    """What is read at first ends after 64 KiB, or with a string that is longer than that: any number may follow, or lie across."""
+    for n in range(size, size + 80):
+        f = GGUFFile.open(write(gguf([kv("a", STR, s("x" * n)), kv("b", U32, struct.pack("<I", 7))], [info("t", [4])], bytes(16))))
+        assert f.metadata["b"] == 7 and f.tensors["t"].shape == (4,)
+
+
 def test_version_2_reads_like_version_3(write):
     f = GGUFFile.open(write(gguf(tensors=[info("a", [4])], data=np.arange(4, dtype="<f4").tobytes(), version=2)))
     assert f.version == 2 and f.read("a").view("<f4").tolist() == [[0, 1, 2, 3]]
