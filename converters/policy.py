@@ -31,6 +31,11 @@ class Weight:
         near = max(1, self.n_layers // EDGE_SHARE)
         return self.layer >= 0 and (self.layer < near or self.layer >= self.n_layers - near)
 
+    @property
+    def uneven(self) -> bool:
+        """True for rows of 256 that write a stream which is no multiple of 256 wide: gates and ups, which read it, have fallen back."""
+        return self.shape[-1] % 256 == 0 and self.shape[-2] % 256 != 0
+
 
 @dataclass(frozen=True)
 class Override:
@@ -45,8 +50,8 @@ class Override:
 @dataclass(frozen=True)
 class Recipe:
     """quants: what -> quant, None: the source's. What: a role ('expert', 'attn', 'dense', 'shared', 'embed', 'head'), a role with the
-    last word of the name ('expert.down'), either after 'edge ' for edge layers only, '' = every other; the closest counts.
-    overrides: the last that matches wins.
+    last word of the name ('expert.down'), '' = every other; after 'uneven ' or 'edge ' for such matrices only, after 'short ' for rows
+    that do not fit what was chosen; the closest counts. overrides: the last that matches wins.
     """
     name: str
     version: int
@@ -57,20 +62,17 @@ class Recipe:
         """(quant, wanted): what to write, and what the recipe asked for if the row did not fit it."""
         if not adjustable(w):
             return "f32", "f32"
-        wanted = self._wanted(w, source)
-        quant = wanted
+        quant = wanted = self._overridden(w) or self._find(w, ["uneven "] * w.uneven + ["edge "] * w.edge + [""]) or source
         if not QUANTS[quant].fits(w.shape[-1]):
-            quant = FALLBACK.get(quant, "f16")
+            quant = (not self._overridden(w) and self._find(w, ["short "])) or FALLBACK.get(quant, "f16")
         return (quant if QUANTS[quant].fits(w.shape[-1]) else "f16"), wanted
 
-    def _wanted(self, w: Weight, source: str) -> str:
-        for o in reversed(self.overrides):
-            if o.matches(w):
-                return o.quant
-        if self.quants is None:
-            return source
+    def _overridden(self, w: Weight) -> str | None:
+        return next((o.quant for o in reversed(self.overrides) if o.matches(w)), None)
+
+    def _find(self, w: Weight, prefixes: list[str]) -> str | None:
         keys = [f"{w.role}.{w.name.rsplit('.', 1)[-1]}", w.role, ""]
-        return next(self.quants[k] for k in ([f"edge {k}" for k in keys] if w.edge else []) + keys if k in self.quants)
+        return next((self.quants[k] for p in prefixes for k in (p + key for key in keys) if k in self.quants), None) if self.quants else None
 
     def record(self) -> dict:
         """What is stored in a file."""
@@ -86,6 +88,9 @@ def adjustable(w: Weight) -> bool:
 # Bytes are in the experts, so bits are saved there. What every token passes through gets more of them: on a small MoE model at 3 bits,
 # attention in q6_k instead of q4_k lowered the KL divergence by more than q4_k instead of q3_k for all downs, which costs twice as much.
 # The outputs of downs go straight into the residual stream; those of edge layers are protected. bench/quant_report.py measures presets.
+# Where rows of 256 do not fit, gates and ups have 4.5 bits whatever was asked for: downs of 3 bits then lose more than they save, and so do
+# attention and embedding in q8_0 instead of q5_1.
+_SHORT = {"short attn": "q5_1", "short embed": "q5_1", "short head": "q5_1"}
 _EVERY = (
     Recipe("keep", 1, None),
     Recipe("f32", 1, {"": "f32"}),
@@ -96,9 +101,14 @@ _EVERY = (
     Recipe("q5", 1, {"": "q6_k", "expert": "q5_k", "dense": "q5_k", "edge expert.down": "q6_k", "edge dense.down": "q6_k"}),
     Recipe("q4", 1, {"": "q8_0", "expert": "q4_0", "dense": "q4_0"}),
     Recipe("q4", 2, {"": "q6_k", "expert": "q4_k", "dense": "q4_k", "edge expert.down": "q5_k", "edge dense.down": "q5_k"}),
+    Recipe("q4", 3, {"": "q6_k", "expert": "q4_k", "dense": "q4_k", "edge expert.down": "q5_k", "edge dense.down": "q5_k", "short attn": "q5_1"}),
     Recipe("q3", 1, {"": "q6_k", "expert": "q3_k", "dense": "q3_k", "edge expert.down": "q4_k", "edge dense.down": "q4_k"}),
+    Recipe("q3", 2, {"": "q6_k", "expert": "q3_k", "dense": "q3_k", "edge expert.down": "q4_k", "edge dense.down": "q4_k",
+                     "uneven expert.down": "q4_k", "uneven dense.down": "q4_k", **_SHORT}),
     Recipe("q2", 1, {"": "q5_k", "embed": "q6_k", "head": "q6_k", "expert": "q2_k", "dense": "q2_k", "edge expert.down": "q3_k",
                      "edge dense.down": "q3_k"}),
+    Recipe("q2", 2, {"": "q5_k", "embed": "q6_k", "head": "q6_k", "expert": "q2_k", "dense": "q2_k", "edge expert.down": "q3_k",
+                     "edge dense.down": "q3_k", "uneven expert.down": "q3_k", "uneven dense.down": "q3_k", **_SHORT}),
 )
 NAMES = tuple(dict.fromkeys(r.name for r in _EVERY))
 RECIPES = {f"{r.name}@{r.version}": r for r in _EVERY} | {r.name: r for r in _EVERY}        # a name alone: the newest version

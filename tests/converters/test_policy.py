@@ -65,6 +65,24 @@ def test_a_row_that_is_no_whole_number_of_blocks_falls_back_as_in_ggml(wanted, c
     assert Recipe("x", 1, {"": wanted}).choose(weight("attn", (4, cols)), "f32") == (got, wanted)
 
 
+@pytest.mark.parametrize("name, down, attn, embed", [("q3", "q4_k", "q5_1", "q5_1"), ("q2", "q3_k", "q5_1", "q5_1"),
+                                                     ("q4", "q4_k", "q5_1", "q8_0"), ("q3@1", "q3_k", "q8_0", "q8_0")])
+def test_where_gates_fall_back_downs_are_no_weaker_and_the_rest_is_no_heavier(name, down, attn, embed):
+    """SmolLM2 and Gemma-3 270M (hidden sizes 576, 640) at 3 and 2 bits lost to llama.cpp at equal size: bench/quants.md."""
+    def quants(hidden, wide):
+        shapes = {"layers.3.ffn.down": ("dense", (hidden, wide)), "layers.3.attn.q": ("attn", (hidden, hidden)), "embed": ("embed", (512, hidden))}
+        return [find_recipe(name).choose(weight(role, shape, what), "f32")[0] for what, (role, shape) in shapes.items()]
+    assert quants(576, 1536) == [down, attn, embed]
+    plain = {"q2": ["q2_k", "q5_k", "q6_k"], "q4": ["q4_k", "q6_k", "q6_k"]}
+    assert quants(512, 1536) == plain.get(name, ["q3_k", "q6_k", "q6_k"])
+    assert quants(2880, 2880)[0] == ("q5_0" if name == "q4" else "iq4_nl")
+
+
+def test_an_override_that_does_not_fit_falls_back_as_in_ggml():
+    r = find_recipe("q3", ["attn=q6_k", "embed=q4_k"])
+    assert r.choose(weight("attn", (64, 96)), "f32") == ("q8_0", "q6_k") and r.choose(weight("embed", (64, 96)), "f32") == ("q5_0", "q4_k")
+
+
 def test_a_version_that_was_released_keeps_its_meaning():
     old = find_recipe("q4@1")
     assert (old.name, old.version, old.quants) == ("q4", 1, {"": "q8_0", "expert": "q4_0", "dense": "q4_0"})

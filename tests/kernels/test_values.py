@@ -167,7 +167,7 @@ def rmse(quant: str, x: np.ndarray, **how) -> float:
 
 
 @pytest.mark.parametrize("tail", [False, True])
-@pytest.mark.parametrize("quant", ["q4_0", "q4_1", "q5_0", "q5_1"])
+@pytest.mark.parametrize("quant", ["q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"])
 def test_search_lowers_the_error_of_plain_rounding(quant, tail):
     x = weight_like((64, 512), np.random.default_rng(4), tail)
     assert rmse(quant, x, search=True) < 0.99 * rmse(quant, x)
@@ -245,14 +245,33 @@ def worth_of(cols: int, seed: int = 9) -> np.ndarray:
     return np.exp(np.random.default_rng(seed).normal(0, 1.5, cols)).astype(np.float32)
 
 
+@pytest.fixture(params=kernels.levels())
+def level(request):
+    before = kernels.level()
+    kernels.select(request.param)
+    yield request.param
+    kernels.select(before)
+
+
 @pytest.mark.parametrize("worth", [False, True])
-@pytest.mark.parametrize("quant", [*LEGACY, *K])
-def test_searches_equal_plain_numpy_value_for_value(quant, worth):
+@pytest.mark.parametrize("quant", [*LEGACY, *K, "iq4_nl", "iq4_xs"])
+def test_searches_equal_plain_numpy_value_for_value_at_every_level(quant, worth, level):
     """G14: one quantiser, defined twice."""
     x = np.concatenate([weight_like((24, 256), np.random.default_rng(10), True), awkward_rows(256)])
     columns = worth_of(256) if worth else None
     got = kernels.dequantize(quant, kernels.quantize(quant, x, search=True, worth=columns), 256)
     np.testing.assert_array_equal(got, search.searched(quant, x, columns))
+
+
+def test_huge_and_tiny_values_give_the_same_blocks_at_every_level(level):
+    x = weight_like((4, 256), np.random.default_rng(15), True)
+    x[0, ::7], x[1], x[2] = 3e38, 1e-44, 0
+    for quant in (*LEGACY, *K, "iq4_nl", "iq4_xs"):
+        got = kernels.quantize(quant, x, search=True)
+        kernels.select("generic")
+        want = kernels.quantize(quant, x, search=True)
+        kernels.select(level)
+        assert np.array_equal(got, want)
 
 
 def weighted_error(quant: str, x: np.ndarray, columns: np.ndarray, **how) -> np.ndarray:

@@ -1,11 +1,15 @@
-"""The searches of kernels/csrc/quantize.c in plain numpy: the same candidates in the same order, sums in the same order, in float32.
+"""The searches of kernels/csrc/search_body.h in plain numpy: the same tries in the same order, sums in the same order, in float32.
 
-All functions work on B blocks at once: x, w, q [B, n]; d, m and errors [B].
+All functions work on B blocks at once: x, w [B, n]; tries are [B, 16]; what was chosen is [B].
 """
 import numpy as np
 
 F = np.float32
-SETTLE = 3
+SETTLE = 2
+COUNT = np.arange(16, dtype=F)
+FOURS, IN_FOUR = np.repeat(COUNT[:4], 4), np.tile(COUNT[:4], 4)
+IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], F)
+GRID, MAX = (-127, 113), np.finfo(F).max
 
 
 def f16(x):
@@ -18,12 +22,27 @@ def inverse(d):
     return np.divide(F(1), d, out=np.zeros_like(d), where=d != 0)
 
 
+def finite_inverse(d):
+    with np.errstate(all="ignore"):
+        return np.clip(F(1) / d, -MAX, MAX)
+
+
 def total(x):
     """Four running sums over every fourth element, then the two pairs: what four lanes give."""
     s = np.zeros((len(x), 4), F)
     for i in range(0, x.shape[1], 4):
         s = s + x[:, i:i + 4]
     return (s[:, 0] + s[:, 2]) + (s[:, 1] + s[:, 3])
+
+
+def tree(x):
+    """16 lanes, summed in halves."""
+    s = x[:, :16]
+    for i in range(16, x.shape[1], 16):
+        s = s + x[:, i:i + 16]
+    while s.shape[1] > 1:
+        s = s[:, :s.shape[1] // 2] + s[:, s.shape[1] // 2:]
+    return s[:, 0]
 
 
 def serial(x):
@@ -33,86 +52,97 @@ def serial(x):
     return s
 
 
-def rounded(x, lo, hi):
-    return np.rint(np.clip(x, F(lo), F(hi)))
+def nearest(v, lo, hi):
+    """Whole numbers in lo..hi; (lo, hi) = GRID: values of iq4."""
+    if (lo, hi) == GRID:
+        return IQ4[np.searchsorted((IQ4[:-1] + IQ4[1:]) / 2, v, "left")]
+    return np.rint(np.clip(v, F(lo), F(hi)))
+
+
+def at(t, lane):
+    return np.take_along_axis(t, lane[:, None], 1)[:, 0]
 
 
 def weigh(x, worth):
-    square = total(x * x) / F(x.shape[1])
+    square = tree(x * x) / F(x.shape[1])
     if worth is None:
         return np.sqrt(square)[:, None] + np.abs(x)
     return worth * np.sqrt(square[:, None] + x * x)
 
 
-def encode(x, w, d, m, lo, hi):
-    d, m = np.broadcast_to(F(d), len(x))[:, None], np.broadcast_to(F(m), len(x))[:, None]
-    q = rounded((x - m) * inverse(d), lo, hi)
-    e = x - d * q - m
-    return total(w * e * e), q
+def extreme(x):
+    return at(x, np.abs(x).argmax(1))
 
 
-def sums(x, w, q):
-    return total(w * q), total(w * q * q), total(w * q * x)
+def tries(x, w, d, m, inv, lo, hi):
+    """Sums of w e e, w q, w q q, w x q, each [B, 16]."""
+    ee, q1, qq, xq = (np.zeros((len(x), 16), F) for _ in range(4))
+    d, m, inv = (np.broadcast_to(np.asarray(v, F), ee.shape) for v in (d, m, inv))
+    for i in range(x.shape[1]):
+        xi, wi = x[:, i:i + 1], w[:, i:i + 1]
+        y = xi - m
+        q = nearest(y * inv, lo, hi)
+        wq, e = wi * q, y - d * q
+        ee, q1, qq, xq = ee + wi * e * e, q1 + wq, qq + wq * q, xq + wq * xi
+    return ee, q1, qq, xq
 
 
+@np.errstate(all="ignore")
 def fit_scale(x, w, lo, hi):
-    top = np.take_along_axis(x, np.abs(x).argmax(1)[:, None], 1)[:, 0]
-    best, d = np.zeros(len(x), F), np.zeros(len(x), F)
-    with np.errstate(all="ignore"):
-        for k in range(-9, 10):
-            for end in (lo, hi):
-                inv = (F(end) + F(0.1) * F(k)) / top
-                q = rounded(x * inv[:, None], lo, hi)
-                _, qq, xq = sums(x, w, q)
-                better = xq * xq > best * qq
-                best, d = np.where(better, xq * xq / qq, best), np.where(better, xq / qq, d)
-        alive = d != 0
-        for _ in range(SETTLE):
-            _, qq, xq = sums(x, w, encode(x, w, d, 0, lo, hi)[1])
-            alive &= xq * xq > best * qq
-            best, d = np.where(alive, xq * xq / qq, best), np.where(alive, xq / qq, d)
-    return np.where(top == 0, F(0), d)
+    top, best, fit = extreme(x), np.zeros(len(x), F), np.zeros(len(x), F)
+    step = F(2) if (lo, hi) == GRID else F(0.3)
+    for end in (lo, hi):
+        inv = (F(end) + (COUNT - F(8)) * step) / top[:, None]
+        for _ in range(2):
+            _, _, qq, xq = tries(x, w, 0, 0, inv, lo, hi)
+            d = xq / qq
+            gain, inv = d * xq, qq / xq
+        gain = np.where(gain > 0, gain, F(0))
+        lane = gain.argmax(1)
+        better = at(gain, lane) > best
+        best, fit = np.where(better, at(gain, lane), best), np.where(better, at(d, lane), fit)
+    return np.where(top == 0, F(0), fit)
 
 
-def solve(x, w, q, W, X, below):
-    q1, q2, xq = sums(x, w, q)
-    det = W * q2 - q1 * q1
-    d, m = (W * xq - X * q1) / det, (q2 * X - q1 * xq) / det
-    if below:
-        d, m = np.where(m > 0, xq / q2, d), np.where(m > 0, F(0), m)
-    return (det > 0) & (d > 0), d, m
-
-
+@np.errstate(all="ignore")
 def fit_affine(x, w, top, below):
-    """d, m, codes."""
+    """d, m, the mean code, and the sums of w and w x."""
     lo, hi = x.min(1), x.max(1)
     if below:
         lo = np.minimum(lo, F(0))
-    step = hi - lo
-    d_best, m_best = np.where(step > 0, step / F(top), F(0)), lo
-    best, q_best = encode(x, w, d_best, m_best, 0, top)
+    span = hi - lo
+    plain = np.where(span > 0, span / F(top), F(0))
     W, X = serial(w), serial(w * x)
-    alive = d_best > 0
-    with np.errstate(all="ignore"):
-        for k in range(-10, 11 + SETTLE):
-            q = encode(x, w, step / (F(top) + F(0.1) * F(k)), lo, 0, top)[1] if k <= 10 else q_best
-            ok, d, m = solve(x, w, q, W, X, below)
-            err, q = encode(x, w, np.where(ok, d, F(1)), np.where(ok, m, F(0)), 0, top)
-            better = alive & ok & (err < best)
-            best, d_best, m_best = np.where(better, err, best), np.where(better, d, d_best), np.where(better, m, m_best)
-            q_best = np.where(better[:, None], q, q_best)
-            if k > 10:
-                alive &= better | ~ok
-    return d_best, m_best, q_best
+    inv, m = (F(top) + (COUNT - F(8)) * F(0.15 if top < 8 else 0.3)) / span[:, None], lo[:, None]
+    for _ in range(3):
+        _, q1, qq, xq = tries(x, w, 0, m, inv, 0, top)
+        det = W[:, None] * qq - q1 * q1
+        d, m = (W[:, None] * xq - X[:, None] * q1) / det, (qq * X[:, None] - q1 * xq) / det
+        if below:
+            d, m = np.where(m > 0, xq / qq, d), np.where(m > 0, F(0), m)
+        gain = d * xq + m * X[:, None]
+        gain = np.where((det > 0) & (d > 0) & (gain > 0), gain, F(0))
+        inv = F(1) / d
+    lane = gain.argmax(1)
+    better = (plain > 0) & (at(gain, lane) > 0)
+    return np.where(better, at(d, lane), plain), np.where(better, at(m, lane), lo), np.where(better, at(q1, lane) / W, F(0)), W, X
 
 
-def symmetric(x, half, worth):
-    """q4_0, q5_0: what a block means, [B, 32]."""
+def encode(x, w, d, m, lo, hi):
+    """A block that is written: its error and codes."""
+    d, m = np.broadcast_to(F(d), len(x))[:, None], np.broadcast_to(F(m), len(x))[:, None]
+    t = x - m
+    q = nearest(t * inverse(d), lo, hi)
+    e = t - d * q
+    return (serial if (lo, hi) == GRID else total)(w * e * e), q
+
+
+def symmetric(x, lo, hi, worth):
+    """q4_0, q5_0, iq4_nl: what a block means, [B, 32]."""
     w = weigh(x, worth)
-    top = np.take_along_axis(x, np.abs(x).argmax(1)[:, None], 1)[:, 0]
-    plain, fit = f16(top / F(-half)), f16(fit_scale(x, w, -half, half - 1))
-    err, q = encode(x, w, plain, 0, -half, half - 1)
-    err_fit, q_fit = encode(x, w, fit, 0, -half, half - 1)
+    plain, fit = f16(extreme(x) / F(lo)), f16(fit_scale(x, w, lo, hi))
+    err, q = encode(x, w, plain, 0, lo, hi)
+    err_fit, q_fit = encode(x, w, fit, 0, lo, hi)
     better = (fit != 0) & (err_fit < err)
     return np.where(better, fit, plain)[:, None] * np.where(better[:, None], q_fit, q)
 
@@ -133,67 +163,67 @@ def subblocks(x, worth, n):
     return x.reshape(-1, n), None if worth is None else worth.reshape(-1, n)
 
 
+@np.errstate(all="ignore")
 def affine_k(x, n, top, most, worth):
     """q2_k, q4_k, q5_k: what super-blocks [S, 256] mean."""
     S, J = len(x), 256 // n
     x, worth = subblocks(x, worth, n)
     w = weigh(x, worth)
-    d, m, q = fit_affine(x, w, top, True)
-    bend = serial(w * q) * inverse(serial(w))
+    d, m, bend, W, X = fit_affine(x, w, top, True)
     du, mu = f16(d.reshape(S, J).max(1).clip(0) / F(most)), f16((-m).reshape(S, J).max(1).clip(0) / F(most))
-    W, X = serial(w), serial(w * x)
-    best, out, going = np.full(S, F(-1)), np.zeros((S, 256), F), np.ones(S, bool)
+    best, going = np.full(S, F(-1)), np.ones(S, bool)
+    chosen = [np.zeros(S, F), np.zeros(S, F), np.zeros(len(x), F), np.zeros(len(x), F)]
     for _ in range(SETTLE + 1):
         D, M = np.repeat(du, J), np.repeat(mu, J)
-        s0 = rounded(d * inverse(D), 0, most)
-        least, sc, mn, codes = np.full(len(x), F(-1)), np.zeros(len(x), F), np.zeros(len(x), F), np.zeros_like(x)
-        for s in (s0 - 1, s0, s0 + 1):
-            m0 = rounded(-(m + (d - D * s) * bend) * inverse(M), 0, most)
-            for k in (m0 - 1, m0, m0 + 1):
-                err, q = encode(x, w, D * s, -(M * k), 0, top)
-                better = (s >= 0) & (s <= most) & (k >= 0) & (k <= most) & ((least < 0) | (err < least))
-                least, sc, mn = np.where(better, err, least), np.where(better, s, sc), np.where(better, k, mn)
-                codes = np.where(better[:, None], q, codes)
-        err = serial(least.reshape(S, J))
+        s0 = np.rint(np.clip(d * inverse(D), 0, most) - F(1.5))
+        s = np.clip(s0[:, None] + FOURS, 0, most).astype(F)
+        mean = m[:, None] + (d[:, None] - D[:, None] * s) * bend[:, None]
+        k0 = np.rint(np.clip(-mean * inverse(M)[:, None], 0, most) - F(1.5))
+        k = np.clip(k0 + IN_FOUR, 0, most).astype(F)
+        ee, q1, qq, xq = tries(x, w, D[:, None] * s, -(M[:, None] * k), finite_inverse(D[:, None] * s), 0, top)
+        lane = ee.argmin(1)
+        s, k, ee, q1, qq, xq = (at(t, lane) for t in (s, k, ee, q1, qq, xq))
+        err = serial(ee.reshape(S, J))
         going &= (best < 0) | (err < best)
         best = np.where(going, err, best)
-        out[going] = ((D * sc)[:, None] * codes - (M * mn)[:, None]).reshape(S, 256)[going]
-        q1, q2, xq = sums(x, w, codes)
-        ss, sm, mm, xs, xm = (serial(v.reshape(S, J)) for v in (sc * sc * q2, sc * mn * q1, mn * mn * W, sc * xq, mn * X))
+        each = np.repeat(going, J)
+        chosen = [np.where(g, new, old) for g, new, old in zip((going, going, each, each), (du, mu, s, k), chosen, strict=True)]
+        ss, sm, mm, xs, xm = (serial(v.reshape(S, J)) for v in (s * s * qq, s * k * q1, k * k * W, s * xq, k * X))
         det = ss * mm - sm * sm
-        with np.errstate(all="ignore"):
-            nd = np.where(det > 0, (mm * xs - sm * xm) / det, xs * inverse(ss))
-            nm = np.where(det > 0, (sm * xs - ss * xm) / det, F(0))
-        going &= (nd > 0) & (nd < 2.0**15) & (nm >= 0) & (nm < 2.0**15)
-        du, mu = np.where(going, f16(nd), du), np.where(going, f16(nm), mu)
-    return out
+        du = f16(np.where(det > 0, (mm * xs - sm * xm) / det, xs * inverse(ss)))
+        mu = f16(np.where(det > 0, (sm * xs - ss * xm) / det, F(0)))
+        going &= (du > 0) & (du < 2.0**15) & (mu >= 0) & (mu < 2.0**15)
+    D, M = (np.repeat(chosen[0], J) * chosen[2])[:, None], (np.repeat(chosen[1], J) * chosen[3])[:, None]
+    return (D * nearest((x + M) * finite_inverse(D), 0, top) - M).reshape(S, 256)
 
 
-def symmetric_k(x, half, most, worth):
-    """q3_k, q6_k."""
-    S = len(x)
-    x, worth = subblocks(x, worth, 16)
+@np.errstate(all="ignore")
+def symmetric_k(x, n, lo, hi, most, worth):
+    """q3_k, q6_k, iq4_xs."""
+    S, J = len(x), 256 // n
+    x, worth = subblocks(x, worth, n)
     w = weigh(x, worth)
-    d = fit_scale(x, w, -half, half - 1)
-    per = d.reshape(S, 16)
-    du = f16(np.take_along_axis(per, np.abs(per).argmax(1)[:, None], 1)[:, 0] / F(-most))
-    best, out, going = np.full(S, F(-1)), np.zeros((S, 256), F), np.ones(S, bool)
+    d = fit_scale(x, w, lo, hi)
+    top = extreme(d.reshape(S, J))
+    unit = f16(np.stack([top / F(v) for v in (-most, most - 1, -most + 1, most - 2)], 1))
+    best, going = np.full(S, F(-1)), np.ones(S, bool)
+    unit_best, sc = np.zeros(S, F), np.zeros((S, J), F)
     for _ in range(SETTLE + 1):
-        D = np.repeat(du, 16)
-        s0 = rounded(d * inverse(D), -most, most - 1)
-        least, sc, codes = np.full(len(x), F(-1)), np.zeros(len(x), F), np.zeros_like(x)
-        for s in (s0 - 1, s0, s0 + 1):
-            err, q = encode(x, w, D * s, 0, -half, half - 1)
-            better = (s >= -most) & (s < most) & ((least < 0) | (err < least))
-            least, sc, codes = np.where(better, err, least), np.where(better, s, sc), np.where(better[:, None], q, codes)
-        err = serial(least.reshape(S, 16))
-        going &= (best < 0) | (err < best)
-        best = np.where(going, err, best)
-        out[going] = ((D * sc)[:, None] * codes).reshape(S, 256)[going]
-        _, q2, xq = sums(x, w, codes)
-        du = np.where(going, f16(serial((sc * xq).reshape(S, 16)) * inverse(serial((sc * sc * q2).reshape(S, 16)))), du)
-        going &= np.abs(du) < 2.0**15
-    return out
+        du = np.repeat(np.repeat(unit, 4, axis=1), J, axis=0)
+        s0 = np.rint(np.clip(d[:, None] * inverse(du), -most, most - 1) - F(1.5))
+        s = np.clip(s0 + IN_FOUR, -most, most - 1).astype(F)
+        ee, _, qq, xq = tries(x, w, du * s, 0, finite_inverse(du * s), lo, hi)
+        lane = ee.reshape(-1, 4, 4).argmin(2)
+        s, ee, qq, xq = (np.take_along_axis(t.reshape(-1, 4, 4), lane[..., None], 2)[..., 0].reshape(S, J, 4) for t in (s, ee, qq, xq))
+        err, ss, xs = (np.stack([serial(v[:, :, u]) for u in range(4)], 1) for v in (ee, s * s * qq, s * xq))
+        u = err.argmin(1)
+        going &= (best < 0) | (at(err, u) < best)
+        best, unit_best = np.where(going, at(err, u), best), np.where(going, at(unit, u), unit_best)
+        sc = np.where(going[:, None], np.take_along_axis(s, u[:, None, None], 2)[..., 0], sc)
+        after = f16(xs * inverse(ss))
+        unit = np.where(np.abs(after) < 2.0**15, after, F(0))
+    D = (unit_best[:, None] * sc).reshape(-1, 1)
+    return (D * nearest(x * finite_inverse(D), lo, hi)).reshape(S, 256)
 
 
 def q8(x, worth):
@@ -202,15 +232,14 @@ def q8(x, worth):
     v = np.clip(x * inverse(d)[:, None], F(-127), F(127))
     whole = np.trunc(v)
     q = whole + (v - whole >= 0.5) - (v - whole <= -0.5)
-    _, qq, xq = sums(x, w, q)
-    better_d = f16(xq * inverse(qq))
+    better_d = f16(total(w * q * x) * inverse(total(w * q * q)))
     err = encode(x, w, f16(d), 0, -127, 127)
     fit = encode(x, w, better_d, 0, -127, 127)
     better = fit[0] < err[0]
     return np.where(better, better_d, f16(d))[:, None] * np.where(better[:, None], fit[1], err[1])
 
 
-BLOCK = {"q4_0": 32, "q4_1": 32, "q5_0": 32, "q5_1": 32, "q8_0": 32}
+BLOCK = {"q4_0": 32, "q4_1": 32, "q5_0": 32, "q5_1": 32, "q8_0": 32, "iq4_nl": 32}
 
 
 def searched(quant: str, x: np.ndarray, worth: np.ndarray | None = None) -> np.ndarray:
@@ -218,9 +247,10 @@ def searched(quant: str, x: np.ndarray, worth: np.ndarray | None = None) -> np.n
     n = BLOCK.get(quant, 256)
     blocks = x.reshape(-1, n)
     per = None if worth is None else np.broadcast_to(worth, x.shape).reshape(-1, n)
-    how = {"q4_0": lambda: symmetric(blocks, 8, per), "q5_0": lambda: symmetric(blocks, 16, per),
-           "q4_1": lambda: affine(blocks, 15, per), "q5_1": lambda: affine(blocks, 31, per), "q8_0": lambda: q8(blocks, per),
+    how = {"q4_0": lambda: symmetric(blocks, -8, 7, per), "q5_0": lambda: symmetric(blocks, -16, 15, per),
+           "iq4_nl": lambda: symmetric(blocks, *GRID, per), "q4_1": lambda: affine(blocks, 15, per),
+           "q5_1": lambda: affine(blocks, 31, per), "q8_0": lambda: q8(blocks, per),
            "q2_k": lambda: affine_k(blocks, 16, 3, 15, per), "q4_k": lambda: affine_k(blocks, 32, 15, 63, per),
-           "q5_k": lambda: affine_k(blocks, 32, 31, 63, per), "q3_k": lambda: symmetric_k(blocks, 4, 32, per),
-           "q6_k": lambda: symmetric_k(blocks, 32, 128, per)}
+           "q5_k": lambda: affine_k(blocks, 32, 31, 63, per), "q3_k": lambda: symmetric_k(blocks, 16, -4, 3, 32, per),
+           "q6_k": lambda: symmetric_k(blocks, 16, -32, 31, 128, per), "iq4_xs": lambda: symmetric_k(blocks, 32, *GRID, 32, per)}
     return how[quant]().astype(F).reshape(x.shape)

@@ -1,5 +1,7 @@
-/* ops_generic.c - the float kernels of ops_body.h and mixers_body.h at level generic. */
+/* ops_generic.c - the float kernels of ops_body.h and mixers_body.h and the searches of search_body.h at level generic. */
 #include "ops_body.h"
 #include "mixers_body.h"
+#include "search_body.h"
 MG_OP_TABLE(mg_ops_generic);
 MG_MIXER_TABLE(mg_mixers_generic);
+MG_SEARCH_TABLE(mg_search_generic);

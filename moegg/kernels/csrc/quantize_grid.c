@@ -1,60 +1,30 @@
 /* quantize_grid.c - floats to blocks whose codes stand for a grid: iq4, fp4, ternary, MLX's affine rows and e4m3.
  *
- * tq1_0, tq2_0 and mxfp4 round as ggml's gguf package does (gguf-py quants.py); iq4 rows look for the scale as ggml's
- * quantize_row_iq4_nl_impl does, in idea. Most of these rows come from published files as they are; encoded here is what a
- * conversion has to change. Values of no meaning (NaN, infinity) give defined but useless codes: callers refuse them.
+ * tq1_0, tq2_0 and mxfp4 round as ggml's gguf package does (gguf-py quants.py); iq4 rows search as search.h says. Most of these
+ * rows come from published files as they are; encoded here is what a conversion has to change. Values of no meaning (NaN, infinity) give defined but useless codes: callers refuse them.
  */
 #include "kernels.h"
 #include "quantize_int.h"
+#include "search.h"
 
 /* --- iq4: 16 uneven values ---------------------------------------------------------------------------------------------- */
 
-/* The code of the value nearest to v; the lower of two equally near ones. NaN: 0. */
-static int iq4_code(float v) {
-    int q = 0;
-    while (q < 15 && v - mg_iq4_grid[q] > mg_iq4_grid[q + 1] - v) q++;
-    return q;
-}
-
-/* Weights of the error of 32 elements: x^2, or what the columns are worth times a milder factor. */
-static void iq4_weigh(const float *x, const float *worth, float *w) {
-    float square = 0;
-    for (int i = 0; i < 32; i++) square += x[i] * x[i];
-    for (int i = 0; i < 32; i++) w[i] = worth ? worth[i] * sqrtf(square / 32 + x[i] * x[i]) : x[i] * x[i];
-}
-
-/* Codes of 32 elements for scale d; the weighted squared error. */
-static float iq4_encode(const float *x, const float *w, float d, uint8_t *q) {
-    const float inv = inverse(d);
-    float err = 0;
-    for (int i = 0; i < 32; i++) {
-        q[i] = (uint8_t)iq4_code(x[i] * inv);
-        const float e = x[i] - d * mg_iq4_grid[q[i]];
-        err += w[i] * e * e;
-    }
-    return err;
-}
-
-/* The scale: the extreme element becomes the lowest value; with search scales around that, each solved for least squares. */
-static float iq4_scale(const float *x, const float *w, int search) {
-    const float top = extreme(x, 32);
-    float d = top / mg_iq4_grid[0], best;
+/* The scale: the extreme element becomes the lowest value; with search, the better of that and of what is found. */
+static float iq4_scale(const float *x, const float *worth, int search) {
+    const float plain = extreme(x, 32) / mg_iq4_grid[0];
+    float w[32], err[2] = {0};
     uint8_t q[32];
-    if (!search || !(fabsf(top) < 0x1p+60f) || top == 0) return d;
-    best = iq4_encode(x, w, d, q);
-    for (int k = -7; k <= 7; k++) {
-        float xq = 0, qq = 0;
-        iq4_encode(x, w, top / (mg_iq4_grid[0] + k), q);
+    if (!search) return plain;
+    mg_search.weigh(x, worth, 32, w);
+    const float d[2] = {to_f16(plain), to_f16(mg_search.scale_iq4(x, w, 32))};
+    for (int k = 0; k < 2; k++) {
+        mg_search.codes_iq4(x, 32, d[k], q);
         for (int i = 0; i < 32; i++) {
-            const float v = mg_iq4_grid[q[i]];
-            xq += w[i] * v * x[i];
-            qq += w[i] * v * v;
+            const float e = x[i] - d[k] * mg_iq4_grid[q[i]];
+            err[k] += w[i] * e * e;
         }
-        if (!(qq > 0)) continue;
-        const float err = iq4_encode(x, w, xq / qq, q);
-        if (err < best) best = err, d = xq / qq;
     }
-    return d;
+    return d[1] && err[1] < err[0] ? d[1] : plain;
 }
 
 static void pack_16(const uint8_t *q, uint8_t *qs) {
@@ -62,34 +32,22 @@ static void pack_16(const uint8_t *q, uint8_t *qs) {
 }
 
 QUANT(iq4_nl) {
-    uint8_t q[32];
-    float w[32];
-    for (; n > 0; n--, b++, x += 32, worth += worth ? 32 : 0) {
-        iq4_weigh(x, worth, w);
-        b->d = mg_f32_to_f16(iq4_scale(x, w, search));
-        iq4_encode(x, w, mg_f16_to_f32(b->d), q);
+    for (uint8_t q[32]; n > 0; n--, b++, x += 32, worth += worth ? 32 : 0) {
+        b->d = mg_f32_to_f16(iq4_scale(x, worth, search));
+        mg_search.codes_iq4(x, 32, mg_f16_to_f32(b->d), q);
         pack_16(q, b->qs);
     }
 }
 
 QUANT(iq4_xs) {
-    for (; n > 0; n--, b++, x += 256, worth += worth ? 256 : 0) {
-        float d[8], w[32], top = 0;
-        uint8_t q[32];
+    for (uint8_t q[256]; n > 0; n--, b++, x += 256, worth += worth ? 256 : 0) {
+        int sc[8];
         memset(b, 0, sizeof *b);
+        b->d = mg_search.iq4_k(x, worth, sc, q);
         for (int j = 0; j < 8; j++) {
-            iq4_weigh(x + 32 * j, worth ? worth + 32 * j : NULL, w);
-            d[j] = iq4_scale(x + 32 * j, w, search);
-            top = fabsf(d[j]) > fabsf(top) ? d[j] : top;
-        }
-        b->d = mg_f32_to_f16(top / -32);
-        const float du = mg_f16_to_f32(b->d);
-        for (int j = 0; j < 8; j++) {
-            const int sc = (int)nearest(clamp(d[j] * inverse(du), -32, 31));
-            b->scales_l[j / 2] |= (uint8_t)(((sc + 32) & 15) << j % 2 * 4);
-            b->scales_h |= (uint16_t)((sc + 32) >> 4 << 2 * j);
-            iq4_encode(x + 32 * j, w, du * sc, q);
-            pack_16(q, b->qs + 16 * j);
+            b->scales_l[j / 2] |= (uint8_t)(((sc[j] + 32) & 15) << j % 2 * 4);
+            b->scales_h |= (uint16_t)((sc[j] + 32) >> 4 << 2 * j);
+            pack_16(q + 32 * j, b->qs + 16 * j);
         }
     }
 }

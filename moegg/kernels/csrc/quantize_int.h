@@ -4,9 +4,6 @@
 #include "fp16.h"
 #include "quants.h"
 
-/* Rounds of least squares after a search, as long as they help. */
-#define SETTLE 3
-
 /* n blocks of floats to blocks; search: look for better scales; worth: of the columns, or NULL. */
 #define QUANT(name) void mg_quant_##name(const float *x, mg_##name *b, int64_t n, int search, const float *worth)
 #define READ_ONLY(...)

@@ -1,6 +1,7 @@
 /* vf.h - 16 floats as one value, for the level that the including file names (VF_AVX512, VF_AVX2, VF_NEON or none: plain C).
  *
  * Every operation is one IEEE operation per lane (fma included), so all levels give the same bits. Functions carry VF_FN.
+ * vf_pick: lanes of x where a < b, else of y. vf_least: the first lane of the least value; no NaN.
  */
 #ifndef MOEGG_VF_H
 #define MOEGG_VF_H
@@ -39,6 +40,10 @@ VF_FN vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 VF_FN vf vf_loadh(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 VF_FN void vf_storeh(uint16_t *p, vf a) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
 VF_FN vf vf_pow2(vf n) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23)); }
+VF_FN vf vf_pick(vf a, vf b, vf x, vf y) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x); }
+VF_FN int vf_least(vf a) {
+    return __builtin_ctz(_mm512_cmp_ps_mask(a, _mm512_set1_ps(_mm512_reduce_min_ps(a)), _CMP_EQ_OQ) | 1u << 16) & 15;
+}
 
 #elif defined(VF_AVX2)
 typedef struct { __m256 a, b; } vf;
@@ -63,6 +68,17 @@ VF_FN __m256 vf_pow2_half(__m256 n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 VF_FN vf vf_pow2(vf n) { return (vf){vf_pow2_half(n.a), vf_pow2_half(n.b)}; }
+VF_FN vf vf_pick(vf a, vf b, vf x, vf y) {
+    return (vf){_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)), _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ))};
+}
+VF_FN int vf_least(vf a) {
+    __m256 m = _mm256_min_ps(a.a, a.b);
+    m = _mm256_min_ps(m, _mm256_permute2f128_ps(m, m, 1));
+    m = _mm256_min_ps(m, _mm256_permute_ps(m, 0x4e));
+    m = _mm256_min_ps(m, _mm256_permute_ps(m, 0xb1));
+    const unsigned low = (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(a.a, m, _CMP_EQ_OQ));
+    return __builtin_ctz(low | (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(a.b, m, _CMP_EQ_OQ)) << 8 | 1u << 16) & 15;
+}
 
 #elif defined(VF_NEON)
 typedef struct { float32x4_t v[4]; } vf;
@@ -80,6 +96,15 @@ VF_FN vf vf_fma(vf a, vf b, vf c) { VF_EACH(vfmaq_f32(c.v[i], a.v[i], b.v[i])); 
 VF_FN vf vf_loadh(const uint16_t *p) { VF_EACH(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)))); }
 VF_FN void vf_storeh(uint16_t *p, vf a) { for (int i = 0; i < 4; i++) vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(a.v[i]))); }
 VF_FN vf vf_pow2(vf n) { VF_EACH(vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n.v[i]), vdupq_n_s32(127)), 23))); }
+VF_FN vf vf_pick(vf a, vf b, vf x, vf y) { VF_EACH(vbslq_f32(vcltq_f32(a.v[i], b.v[i]), x.v[i], y.v[i])); }
+VF_FN int vf_least(vf a) {
+    const float m = vminvq_f32(vminq_f32(vminq_f32(a.v[0], a.v[1]), vminq_f32(a.v[2], a.v[3])));
+    float f[16];
+    int l = 0;
+    vf_store(f, a);
+    while (l < 15 && f[l] != m) l++;
+    return l;
+}
 
 #else
 #define VF_PLAIN
@@ -104,6 +129,12 @@ VF_FN vf vf_pow2(vf n) {
         memcpy(&r.f[i], &u, 4);
     }
     return r;
+}
+VF_FN vf vf_pick(vf a, vf b, vf x, vf y) { VF_EACH(a.f[i] < b.f[i] ? x.f[i] : y.f[i]); }
+VF_FN int vf_least(vf a) {
+    int l = 0;
+    for (int i = 1; i < 16; i++) l = a.f[i] < a.f[l] ? i : l;
+    return l;
 }
 #endif
 
