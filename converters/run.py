@@ -1,7 +1,7 @@
 """convert(): streams a source through a plan into a container. Memory is a few row blocks and a few expert records.
 
 Order of work: target check, plan, disk check, tensors in execution order, expert records layer by layer (row blocks and records are made
-by several threads, written in order by one). Every value is checked: NaN and infinity in a source are errors that name the element, as is a value that the
+by several threads; records are written by them too). Every value is checked: NaN and infinity in a source are errors that name the element, as is a value that the
 wanted quant cannot hold; rows too small for it, which become zero, are told of. No file that the source consists of is replaced.
 """
 import os
@@ -207,19 +207,24 @@ def _fill(writer: ContainerWriter, plan: ConvertPlan, importance: Importance | N
         known = None if QUANTS[t.quant].is_float else worth(t.tensor.name, 1, t.tensor.shape[1])
         return _encoded(t.view, t.quant, t.layout, start, stop, None if known is None else known[0], lost)
 
-    def record(layer: PlannedExperts, e: int) -> tuple[int, int, list[np.ndarray]]:
+    def record(layer: PlannedExperts, e: int) -> int:
         parts = []
         for p in layer.parts:
             known = None if QUANTS[p.quant].is_float else worth(_expert_name(layer, p), layer.n, p.part.shape[1])
             view, columns = p.views[e], None if known is None else known[e]
-            parts.append(np.concatenate([_encoded(view, p.quant, p.layout, start, stop, columns, lost)
-                                         for start, stop in _row_blocks(view.n_rows, view.shape[-1], view.whole)]))
-        return layer.layer, e, parts
+            pieces = [_encoded(view, p.quant, p.layout, start, stop, columns, lost)
+                      for start, stop in _row_blocks(view.n_rows, view.shape[-1], view.whole)]
+            parts.append(np.concatenate(pieces) if len(pieces) > 1 else pieces[0])
+        writer.put_record(layer.layer, e, parts)
+        return sum(data.nbytes for data in parts)
+
+    def count(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        progress(done, total)
 
     def counted(data: np.ndarray) -> np.ndarray:
-        nonlocal done
-        done += data.nbytes
-        progress(done, total)
+        count(data.nbytes)
         return data
 
     progress(done, total)
@@ -230,8 +235,8 @@ def _fill(writer: ContainerWriter, plan: ConvertPlan, importance: Importance | N
     largest = max((sum(p.nbytes for p in layer.parts) for layer in plan.experts), default=1)
     jobs = (partial(record, layer, e) for layer in plan.experts for e in range(layer.n))
     with closing(_in_order(jobs, largest)) as records:
-        for layer, e, parts in records:
-            writer.put_record(layer, e, [counted(data) for data in parts])
+        for nbytes in records:
+            count(nbytes)
     rows: Counter[str] = Counter()
     for name, n in sorted(lost):        # in an order that threads do not change
         rows[name] += n

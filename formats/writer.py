@@ -1,7 +1,7 @@
 """ContainerWriter: takes weights in any order and leaves either a complete file or none.
 
 Data goes to `<name>.partial`, each byte once; the header is written last, after an fsync, then the file is renamed. A crash at
-any point leaves no half file that opens. Same input, same bytes: no times, no paths. Holds one record at most. Refuses to
+any point leaves no half file that opens. Same input, same bytes: no times, no paths. Holds one record per thread. Refuses to
 write over a file unless told to, over a device or a pipe ever, and to start without the disk space. All sizes in bytes.
 """
 import errno
@@ -122,7 +122,7 @@ class ContainerWriter:
         self._put(self._unit[name], f"tensor '{name}'", t.offset, t.nbytes, pieces)
 
     def put_record(self, layer: int, expert: int, parts: Sequence[Buffer]) -> None:
-        """Write the record of one expert: its parts in file layout, in plan order. Raises NoRoom, IOFailure."""
+        """Write the record of one expert: its parts in file layout, in plan order. Several threads may. Raises NoRoom, IOFailure."""
         e, first = self._layers.get(layer, (None, 0))
         what = f"record of layer {layer}, expert {expert}"
         if e is None or not 0 <= expert < e.n or len(parts) != len(e.parts):
@@ -247,12 +247,12 @@ class ContainerWriter:
         sync_folder(self.path.parent)
 
     def _fail(self, e: OSError, offset: int | None = None) -> NoReturn:
-        """Remove the partial file and raise the error of moegg that `e` is."""
-        self._abort()
+        """Raise the error of moegg that `e` is. The file stays open, as other threads may be writing it, until the block is left."""
         if isinstance(e, MoeggError):
             raise e
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _no_room(self.path, self.total_bytes, shutil.disk_usage(self.path.parent).free) from e
+            own = os.fstat(self._fd).st_blocks * 512 if self._fd >= 0 else 0         # what removing it will give back
+            raise _no_room(self.path, self.total_bytes, shutil.disk_usage(self.path.parent).free + own) from e
         what = "cannot be written" if offset is None else f"write at byte {offset} failed"
         raise IOFailure(f"{self.path}: {what}: {e.strerror}", "io-write") from e
 
