@@ -104,6 +104,7 @@ class Tokenizer:
         special = {added[i].content: i for i in self.special_ids}
         found = {special[name] for name in END_OF_TURN & special.keys()} | {i for name in ends if (i := backend.find(name)) is not None}
         end = backend.find(self.named.get("eos_token", ""))
+        found |= {i for key in ("eot_token", "eom_token") if (i := backend.find(_content(reader, config, key) or "")) is not None}
         if {"<|return|>", "<|call|>"} <= special.keys() or {"<|calls|>", "<|flush|>"} <= special.keys():
             found.discard(special.get("<|end|>"))    # there it closes a message inside a turn, as in harmony
         self.declared = frozenset({*eos_ids, end} - {None})

@@ -72,7 +72,7 @@ def conversation(c: Container) -> dict[str, str]:
         template, ends = talk.template(), talk.ends(talk.template())
         tags = talk.tags(template)
         return {"template": {"file": "the file's", "family": f"of its family, {c.arch}; the file has none", "none": "none: text is continued"}[talk.source],
-                "calls": talk.form(template).name, "reasoning": " ".join(tags) if tags else "not told apart" if template is None else "by channels",
+                "calls": talk.form(template).name, "reasoning": " ".join(tags) if tags else "channels" if talk.form(template).reasons else "none",
                 "ends": " ".join(sorted(talk.tokenizer.decode([i]) or f"id {i}" for i in ends))}
     except MoeggError as e:
         return {"template": f"cannot be used: {e}"}

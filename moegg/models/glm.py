@@ -14,7 +14,7 @@ NAMES = {
     "arch": "glm", "hf": ("GlmForCausalLM", "Glm4ForCausalLM"), "model_type": ("glm", "glm4"), "gguf": ("chatglm", "glm4"),
     "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED,
 }
-CHAT = Chat(("<|user|>", "<|observation|>", "<|endoftext|>"))
+CHAT = Chat(("<|user|>", "<|observation|>", "<|endoftext|>"), "glm4")
 
 
 def describe(cfg: ConfigReader) -> Model:

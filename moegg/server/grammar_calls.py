@@ -46,6 +46,7 @@ SHAPES = {
                      parameter=(f'<parameter name="{NAME}">', "</parameter>\n")),
     "lfm": Shape(OBJECT, f"{families.LFM}[", ", ", f"]{families.LFM_END}"),
     "gemma": Shape(f"<|tool_call>call:{NAME}{ARGUMENTS}<tool_call|>", between=""),
+    "glm4": Shape(f"{NAME}\n{ARGUMENTS}", between=None),
     "gemma3": Shape(PROMPTED, between=None),
     "llama": Shape(PROMPTED, between=None),
     "harmony": Shape(f"{harmony.CHANNEL}commentary to=functions.{NAME} <|constrain|>json{harmony.MESSAGE}{ARGUMENTS}", between=None)}

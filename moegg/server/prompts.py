@@ -111,8 +111,10 @@ class Prompter:
         """Messages and tools for the template; as text in the messages if it shows no tools."""
         messages = list(stable(ask.messages))
         used = ask.tools or any(m.get("tool_calls") or m["role"] == "tool" for m in messages)
-        if not used or takes_tools(template):
+        if not used or takes_tools(template) and "tool_calls" in template:
             return messages, ask.tools or None
+        if takes_tools(template):       # it shows tools, but not what was called before
+            return plain_tools(messages, ()), ask.tools or None
         return plain_tools(messages, ask.tools), None
 
     def _variables(self, ask: Ask) -> dict[str, Any]:

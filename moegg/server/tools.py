@@ -29,7 +29,7 @@ from moegg.server.tools_events import (
     Reasoning,
     collect,
 )
-from moegg.server.tools_text import BLANK, Malformed, Steps, Text, released
+from moegg.server.tools_text import BLANK, NAME, Malformed, Steps, Text, released
 from moegg.server.tools_types import Signatures
 
 __all__ = ["FORMATS", "NONE", "Arguments", "Call", "CallEnd", "CallStart", "Content", "Event", "Message", "Reasoning",
@@ -44,6 +44,7 @@ class ToolFormat(NamedTuple):
     openers: tuple[str, ...] = ()       # texts that begin a call
     read: Callable[[Text, str, Draft], Steps[None]] | None = None
     bare: bool = False                  # a call may also begin the output, or follow a call, with '{' or '['
+    line: bool = False                  # the output may begin with the name of a tool, alone in its line, and '{' in the next
     id_prefix: str = "call_"
     id_chars: int = 24
     reasons: bool = False               # the format marks reasoning itself: no ReasoningSplitter in front of it
@@ -72,7 +73,7 @@ class ToolStream:
         self._clerk = Clerk(form.id_prefix, form.id_chars)
         self._signatures = Signatures(tools)
         self._steps = (harmony.channels(self._text, self._clerk, self._signatures, bool(tools)) if form is HARMONY
-                       else self._run(form.openers if tools else (), form.bare and bool(tools)))
+                       else self._run(form.openers if tools else (), (form.bare or form.line) and bool(tools)))
 
     def push(self, text: str) -> list[Event]:
         """What `text` makes certain."""
@@ -93,7 +94,7 @@ class ToolStream:
     def _run(self, openers: tuple[str, ...], bare: bool) -> Steps[None]:
         t, failures, fresh = self._text, 0, bare
         while True:
-            opener = (yield from self._bare()) if fresh else ""
+            opener = (yield from self._line() if self._form.line else self._bare()) if fresh else ""
             opener = opener or (yield from released(t, self._clerk.say, openers))
             if not opener:
                 return
@@ -112,7 +113,7 @@ class ToolStream:
             else:
                 self._clerk.say(opener)
                 t.at = behind
-            fresh = bare and bool(draft.calls)
+            fresh = self._form.bare and bare and bool(draft.calls)
             if failures > MAX_FAILURES:
                 openers, bare = (), False
 
@@ -125,6 +126,21 @@ class ToolStream:
             yield from t.space()
         opener = t.buffer[start:t.at + 1] if (yield from t.peek()) in ("{", "[") else ""
         t.at = start
+        return opener
+
+
+    def _line(self) -> Steps[str]:
+        """What comes first up to '{', if it is a tool's name, a line break and blank space; does not move."""
+        t = self._text
+        yield from t.space()
+        try:
+            ends = (yield from t.run(NAME)) in self._signatures and (yield from t.accept("\r\n", "\n"))
+        except Malformed:       # too long for a name
+            ends = ""
+        if ends:
+            yield from t.space()
+        opener = t.buffer[:t.at + 1] if ends and (yield from t.peek()) == "{" else ""
+        t.at = 0
         return opener
 
 
@@ -146,9 +162,10 @@ KIMI = ToolFormat("kimi", families.KIMI[:2], families.kimi)
 LFM = ToolFormat("lfm", (families.LFM,), families.lfm)
 GEMMA = ToolFormat("gemma", tuple(families.GEMMA_ENDS), families.gemma)
 GEMMA3 = ToolFormat("gemma3", (families.FENCE_CODE, families.FENCE_JSON), families.prompted, bare=True)
+GLM4 = ToolFormat("glm4", (), families.line, line=True)
 LLAMA = ToolFormat("llama", (families.PYTHON_TAG, families.PYTHON_START), families.prompted, bare=True)
 HARMONY = ToolFormat("harmony", (harmony.START, harmony.CHANNEL, harmony.MESSAGE, *harmony.ENDS), reasons=True)
-FORMATS = (NONE, TAGS, FUNCTION, MARKED, MINIMAX, MISTRAL, DEEPSEEK, KIMI, LFM, GEMMA, GEMMA3, LLAMA, HARMONY)
+FORMATS = (NONE, TAGS, FUNCTION, MARKED, MINIMAX, MISTRAL, DEEPSEEK, KIMI, LFM, GEMMA, GEMMA3, GLM4, LLAMA, HARMONY)
 
 # what a template writes; the first row that occurs decides
 _WRITTEN = (

@@ -1,4 +1,4 @@
-"""Readers of the families that mark calls with words of their own: Mistral, DeepSeek, Kimi, LFM2, Gemma, Llama, and JSON between markers.
+"""Readers of the families that mark calls with words of their own: Mistral, DeepSeek, Kimi, LFM2, Gemma, GLM-4, Llama, and JSON between markers.
 
 A reader starts behind the opener that was found, adds the calls of one block to a Draft, and stops behind the block.
 Sources: the families' chat templates; FunctionGemma's formatting guide (ai.google.dev); vLLM's documentation of tool parsers (Kimi).
@@ -118,6 +118,11 @@ def gemma(t: Text, opener: str, draft: Draft) -> Steps[None]:
     """Gemma 4's and FunctionGemma's call:name{...}."""
     yield from gemma_call(t, draft)
     yield from _skip(t, GEMMA_ENDS[opener])
+
+
+def line(t: Text, opener: str, draft: Draft) -> Steps[None]:
+    """GLM-4's name, a line break, and {...}, up to whose '{' was read; nothing says where the call ends but the end of the turn."""
+    draft.add(opener.partition("\n")[0].strip(), (yield from members(t)))
 
 
 def prompted(t: Text, opener: str, draft: Draft) -> Steps[None]:

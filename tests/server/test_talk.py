@@ -145,6 +145,14 @@ def test_an_answer_ends_where_its_family_ends_turns_whatever_the_configs_forget(
     assert {special.id_of(end) for end in ends} <= Talk(special, {}, chat).ends("any template")
 
 
+def test_ends_that_a_tokenizer_names_besides_its_eos_count():
+    """tokenizer_config.json's eot_token and eom_token, as Gemma 4 and Llama have them."""
+    data = (oracle.TOKENIZER / "tokenizer.json").read_bytes()
+    for key in ("eot_token", "eom_token"):
+        tok = Tokenizer.from_sections(data, JSON_MEDIA, {"eos_token": "<|endoftext|>", key: {"content": "<|im_start|>"}}, VOCAB)
+        assert tok.eos_ids == {2, 3, 4} and not tok.turn_ids
+
+
 def test_the_next_turns_opener_ends_an_answer_of_a_chat_alone():
     talk = Talk(tokenizer(), {})
     assert talk.ends("template") - talk.ends(None) == {3}
@@ -200,3 +208,15 @@ def test_what_a_template_writes_decides_before_the_family_and_text_where_it_show
     talk = Talk(tokenizer(), {}, family("cohere2"))
     assert talk.form("{{ tools }}").name == "marked" and talk.form("{{ tools }}<tool_call>").name == "tags"
     assert talk.form("{{ messages }}").name == "tags" and talk.form(None).name == "none"
+
+
+def test_a_template_that_shows_tools_but_no_calls_gets_them_as_text(serve):
+    """GLM-4's: what was called, and what came of it, would be lost from the conversation."""
+    template = "{{ tools | tojson }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    with serve(template=template) as s:
+        status, r = s.client.post("/apply-template", {"messages": [ASKED, {"role": "assistant", "content": None, "tool_calls": [call]},
+                                                                   {"role": "tool", "tool_call_id": "c1", "content": "42"}],
+                                                      "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]})
+    assert status == 200 and '"name": "f"' in r["prompt"].split("[user]")[0]
+    assert '[assistant]<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>[user]<tool_response>\n42\n</tool_response>' in r["prompt"]

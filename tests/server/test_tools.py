@@ -86,6 +86,7 @@ EXAMPLES = [
     ("gemma3", 'Sure.\n```tool_code\nprint(weather(city="Oslo"))\nls()\n```\n', "Sure.", [OSLO, LS]),
     ("gemma3", '```json\n{"name": "weather", "parameters": {"city": "Oslo"}}\n```', "", [OSLO]),
     ("gemma3", '[weather(city="Oslo"), ls(p="/")]', "", [OSLO, ROOT]),
+    ("glm4", 'weather\n{"city": "Oslo"}', "", [OSLO]), ("glm4", '\nls\r\n {"p": "/"}\nSo.', "So.", [ROOT]),
     ("llama", '{"name": "weather", "parameters": {"city": "Oslo"}}', "", [OSLO]),
     ("llama", ' {"type": "function", "name": "ls", "parameters": {}}; {"name": "weather", "parameters": {"city": "Oslo"}}', "",
      [LS, OSLO]),
@@ -125,6 +126,8 @@ TEXTS = {
         "<|tool_call_start|>[ls('x')]<|tool_call_end|>", "<|tool_call_start|>ls<|tool_call_end|>", "<|tool_call_start|>[ls(p='a"],
     "gemma": ['<|tool_call>call:ls{p:<|"|>x}<tool_call|>', "<|tool_call>ls{}<tool_call|>"],
     "gemma3": ["```tool_code\nx = 1\n```", '```json\n{"name": "x"}\n```'],
+    "glm4": ['weather {"city": "Oslo"}', 'rain\n{"city": "Oslo"}', 'weather\n["x"]', 'weather\n{"city": "Os', "weather", "weather\nis fine", '{"p": 1}',
+             'I call\nls\n{}', 'x' * 200 + '\n{}'],
     "llama": [
         '{"answer": 42}', '{"name": "Bob", "age": 4}', ' {"name": "ls"}\n', "[link](url) and [ls(p=1) text",
         "[ls(p='1') is a call]", "<|python_tag|>print(1)", "  \n"],
@@ -411,7 +414,7 @@ WORDS = [
 
 def shuffled(form: T.ToolFormat, words: list[str], r: random.Random) -> str:
     """Markers of all families in any order, with `words` among them."""
-    parts = [r.choice(WORDS if r.random() < .7 else form.openers) for _ in range(r.randint(1, 24))]
+    parts = [r.choice(WORDS if r.random() < .7 or not form.openers else form.openers) for _ in range(r.randint(1, 24))]
     for word in words:
         parts.insert(r.randint(0, len(parts)), word)
     return "".join(parts)
