@@ -48,13 +48,14 @@ def _owner(entry: EntryPoint) -> str:
 def _load(entry: EntryPoint) -> ModuleType:
     try:
         module = entry.load()
-        sound = module.NAMES["arch"] == entry.name and callable(module.describe) and callable(module.tiny)
+        sound = (module.NAMES["arch"] == entry.name and callable(module.describe) and callable(module.tiny)
+                 and all(isinstance(chat, Chat) for chat in _declared(module)))
     except Exception as e:      # anything may go wrong in foreign code; the message names whose it is
         raise FormatError(f"architecture {entry.name!r}: {_owner(entry)} cannot be loaded: {type(e).__name__}: {e}; "
                           "uninstall it or set MOEGG_PLUGINS=0", "arch-plugin") from e
     if not sound:
         raise FormatError(f"architecture {entry.name!r}: {_owner(entry)}: got the names of {module.NAMES['arch']!r}, expected "
-                          f"NAMES['arch'] {entry.name!r}, describe() and tiny()", "arch-plugin")
+                          f"NAMES['arch'] {entry.name!r}, describe() and tiny(), and a Chat or several if there is CHAT", "arch-plugin")
     return module
 
 
@@ -99,11 +100,15 @@ def find_gguf(name: str, experts: bool) -> ModuleType:
 
 
 def chats(arch: str) -> tuple[Chat, ...]:
-    """What a module declares of its families' chat models; nothing for an unknown architecture or a module without CHAT."""
+    """What a module declares of its families' chat models; nothing if there is no module, it cannot be loaded, or has no CHAT."""
     try:
-        declared = getattr(find(arch=arch), "CHAT", ())
-    except UnsupportedModel:
+        return _declared(find(arch=arch))
+    except (UnsupportedModel, FormatError):     # whoever describes the model says so; its text can be looked at all the same
         return ()
+
+
+def _declared(module: ModuleType) -> tuple[Chat, ...]:
+    declared = getattr(module, "CHAT", ())
     return declared if isinstance(declared, tuple) else (declared,)
 
 

@@ -414,6 +414,15 @@ def test_a_file_without_tokenizer_is_refused_with_advice(call, qwen3_moe_folder,
     assert call("forward", tmp_path / "x.moegg", "--tokens", "1", "-o", tmp_path / "y")[0] == 0
 
 
+def test_nothink_reaches_templates_under_every_name(call, qwen3_moe_file, tmp_path):
+    file = tmp_path / "t.jinja"
+    for name in ("enable_thinking", "thinking"):
+        file.write_text("{% if " + name + " is defined and not " + name + " %}{{ 'no thoughts today' }}{% endif %}x")
+        plain, off = (answer(call, qwen3_moe_file, "x", "--chat-template", file, "--max-tokens", "1", *more)["stats"]["prompt_tokens"]
+                      for more in ([], ["--nothink"]))
+        assert plain == 1 < off
+
+
 def without_template(folder, target, eos, text):
     """A copy of a source folder that has no chat template and declares one end of text."""
     target.mkdir()

@@ -88,6 +88,13 @@ def test_plugins_can_be_switched_off(install, monkeypatch):
     assert "foo-arch" not in registry.names()
     with pytest.raises(UnsupportedModel):
         registry.find(arch="foo-arch")
+    assert registry.chats("foo-arch") == ()
+
+
+def test_a_plugin_says_how_its_models_talk(install):
+    install("foo_dist", "foo-arch", "from moegg.arch import Chat\n" + MODULE % "foo-arch" + "CHAT = Chat(('</s>',), 'lfm')")
+    install("bar_dist", "bar-arch", MODULE % "bar-arch")
+    assert [chat.calls for chat in registry.chats("foo-arch")] == ["lfm"] and registry.chats("bar-arch") == ()
 
 
 def test_duplicates_name_both_distributions(install):
@@ -106,7 +113,8 @@ def test_a_plugin_cannot_replace_a_built_in(install):
 
 @pytest.mark.parametrize("source, why", [
     ("import does_not_exist_at_all", "ModuleNotFoundError"), ("x = 1 / 0", "ZeroDivisionError"), ("NAMES = {}", "KeyError"),
-    (MODULE % "other-arch", "got the names of 'other-arch'"), ("NAMES = {'arch': 'foo-arch'}", "AttributeError")])
+    (MODULE % "other-arch", "got the names of 'other-arch'"), ("NAMES = {'arch': 'foo-arch'}", "AttributeError"),
+    (MODULE % "foo-arch" + "CHAT = {'ends': ['</s>']}", "a Chat or several")])
 def test_a_broken_plugin_is_named(install, source, why):
     install("foo_dist", "foo-arch", source)
     with pytest.raises(FormatError, match=rf"'foo-arch': distribution 'foo_dist'.*{why}.*\[arch-plugin\]"):

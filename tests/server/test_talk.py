@@ -210,6 +210,12 @@ def test_what_a_template_writes_decides_before_the_family_and_text_where_it_show
     assert talk.form("{{ messages }}").name == "tags" and talk.form(None).name == "none"
 
 
+def test_switches_of_reasoning_reach_templates_under_every_name(serve):
+    with serve(template="{{ thinking }} {{ enable_thinking }}") as s:
+        for fields, shown in (({"reasoning_effort": "none"}, "False False"), ({"enable_thinking": True}, "True True"), ({}, " ")):
+            assert s.client.post("/apply-template", {"messages": [ASKED], **fields})[1]["prompt"] == shown
+
+
 def test_a_template_that_shows_tools_but_no_calls_gets_them_as_text(serve):
     """GLM-4's: what was called, and what came of it, would be lost from the conversation."""
     template = "{{ tools | tojson }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
