@@ -13,7 +13,7 @@ from moegg.models._hunyuan import attention, common_keys, read_alpha_rope
 
 NAMES = {"arch": "hunyuan-dense", "hf": ("HunYuanDenseV1ForCausalLM",), "model_type": ("hunyuan_v1_dense",), "gguf": ("hunyuan-dense",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED}
-CHAT = Chat(reasoning=THINK, answer=("<answer>", "</answer>"))
+CHAT = Chat(("<｜hy_place▁holder▁no▁2｜>", "<|eos|>"), reasoning=THINK, answer=("<answer>", "</answer>"))
 
 
 def describe(cfg: ConfigReader) -> Model:

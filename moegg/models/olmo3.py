@@ -10,7 +10,7 @@ from moegg.models._chat import THINK
 from moegg.models._decoder import IGNORED, Decoder
 
 NAMES = {"arch": "olmo3", "hf": ("Olmo3ForCausalLM",), "model_type": ("olmo3",), "ignore": IGNORED}
-CHAT = Chat(("<|im_end|>", "<|endoftext|>"), reasoning=THINK)
+CHAT = Chat(("<|im_end|>", "<|endoftext|>"), "python", THINK)
 _THETA = 5e5
 
 

@@ -46,6 +46,7 @@ SHAPES = {
                      parameter=(f'<parameter name="{NAME}">', "</parameter>\n")),
     "lfm": Shape(OBJECT, f"{families.LFM}[", ", ", f"]{families.LFM_END}"),
     "gemma": Shape(f"<|tool_call>call:{NAME}{ARGUMENTS}<tool_call|>", between=""),
+    "python": Shape(OBJECT, f"{families.PYTHON_CALLS}\n[", ", ", f"]\n{families.PYTHON_CALLS_END}"),
     "glm4": Shape(f"{NAME}\n{ARGUMENTS}", between=None),
     "gemma3": Shape(PROMPTED, between=None),
     "llama": Shape(PROMPTED, between=None),

@@ -1,4 +1,4 @@
-"""Readers of the families that mark calls with words of their own: Mistral, DeepSeek, Kimi, LFM2, Gemma, GLM-4, Llama, and JSON between markers.
+"""Readers of the families that mark calls with words of their own: Mistral, DeepSeek, Kimi, LFM2, Gemma, GLM-4, Llama, OLMo, and JSON between markers.
 
 A reader starts behind the opener that was found, adds the calls of one block to a Draft, and stops behind the block.
 Sources: the families' chat templates; FunctionGemma's formatting guide (ai.google.dev); vLLM's documentation of tool parsers (Kimi).
@@ -17,6 +17,7 @@ KIMI = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argu
 LFM, LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
 GEMMA_ENDS = {"<|tool_call>": "<tool_call|>", "<start_function_call>": "<end_function_call>"}
 PYTHON_TAG, PYTHON_START, PYTHON_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
+PYTHON_CALLS, PYTHON_CALLS_END = "<function_calls>", "</function_calls>"
 FENCE, FENCE_CODE, FENCE_JSON = "```", "```tool_code", "```json"
 # Granite and Phi-4-mini; Jamba, Hunyuan and MiniMax-M1; Command R7B; InternLM
 MARKED = {"<|tool_call|>": "<|/tool_call|>", "<tool_calls>": "</tool_calls>", "<|START_ACTION|>": "<|END_ACTION|>",
@@ -128,7 +129,7 @@ def line(t: Text, opener: str, draft: Draft) -> Steps[None]:
 def prompted(t: Text, opener: str, draft: Draft) -> Steps[None]:
     """What models write that were only told how: Gemma 3 and Llama 3. Bare JSON or Python, fenced, or behind a tag."""
     if opener == FENCE_CODE:
-        return (yield from _code(t, draft))
+        return (yield from _code(t, draft, FENCE))
     first = opener
     if opener not in ("{", "["):
         yield from t.space()
@@ -142,12 +143,17 @@ def prompted(t: Text, opener: str, draft: Draft) -> Steps[None]:
         yield from _skip(t, FENCE if opener == FENCE_JSON else PYTHON_END)
 
 
-def _code(t: Text, draft: Draft) -> Steps[None]:
-    """Lines of calls, each alone, in print(...) or in a list, up to the end of the fence."""
+def python(t: Text, opener: str, draft: Draft) -> Steps[None]:
+    """OLMo 3's lines of Python calls between two tags."""
+    yield from _code(t, draft, PYTHON_CALLS_END)
+
+
+def _code(t: Text, draft: Draft, closer: str) -> Steps[None]:
+    """Lines of calls, each alone, in print(...) or in a list, up to `closer`."""
     while True:
         yield from t.space()
-        wrapped = yield from t.accept("print(", "[", FENCE)
-        if wrapped == FENCE or not wrapped and not (yield from t.peek()) and draft.calls:
+        wrapped = yield from t.accept("print(", "[", closer)
+        if wrapped == closer or not wrapped and not (yield from t.peek()) and draft.calls:
             return
         if wrapped == "[":
             yield from call_list(t, draft)

@@ -1,4 +1,4 @@
-"""The <tool_call> families: JSON (Hermes, Qwen), <function=...> (Qwen3-Coder, Qwen3.5), <arg_key> (GLM, Ling) and <invoke> (MiniMax-M2).
+"""The <tool_call> families: JSON (Hermes, Qwen), <function=...> (Qwen3-Coder, Qwen3.5, Seed-OSS), <arg_key> (GLM, Ling) and <invoke> (MiniMax-M2).
 
 One reader for all: what follows the tag tells which it is, so a model that slips into its neighbour's notation is understood.
 
@@ -17,6 +17,7 @@ from moegg.server.tools_calls import Draft, call_object
 from moegg.server.tools_text import Malformed, Steps, Text, dump
 
 CALL, CALL_END, FUNCTION, FUNCTION_END = "<tool_call>", "</tool_call>", "<function=", "</function>"
+SEED, SEED_END = "<seed:tool_call>", "</seed:tool_call>"
 MINIMAX, MINIMAX_END, INVOKE, INVOKE_END = "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="', "</invoke>"
 
 
@@ -26,10 +27,10 @@ class _Tags(NamedTuple):
     value: str          # in front of its value
     end: str            # of its value
     ends: tuple[str, ...]       # of the call
-    behind: tuple[str, ...] = (CALL_END, CALL, FUNCTION)        # what may follow the end of the call
+    behind: tuple[str, ...] = (CALL_END, SEED_END, CALL, SEED, FUNCTION)        # what may follow the end of the call
 
 
-_QWEN = _Tags("<parameter=", ">", "", "</parameter>", (FUNCTION_END, CALL_END))
+_QWEN = _Tags("<parameter=", ">", "", "</parameter>", (FUNCTION_END, CALL_END, SEED_END))
 _GLM = _Tags("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", (CALL_END,))
 _MINIMAX = _Tags('<parameter name="', '">', "", "</parameter>", (INVOKE_END, MINIMAX_END), (MINIMAX_END, MINIMAX, INVOKE))
 
@@ -42,9 +43,9 @@ def tool_call(t: Text, opener: str, draft: Draft) -> Steps[None]:
         yield from _tagged(t, opener, draft)
     else:
         yield from _objects(t, draft)
-    if (yield from t.ahead(t.at, CALL_END)):
+    if (yield from t.ahead(t.at, CALL_END, SEED_END)):
         yield from t.space()
-        yield from t.expect(CALL_END)
+        yield from t.expect(CALL_END, SEED_END)
 
 
 def _objects(t: Text, draft: Draft) -> Steps[None]:

@@ -51,6 +51,10 @@ FAMILIES = {
     "llama-3.1": ("llama", EACH.replace("__ONE__", "{{ '; ' if not loop.first else '' }}{{ '{\"name\": \"' + f.name + '\", \"parameters\": ' + (f.arguments | tojson)"
         " + '}' }}") + "{# {\"name\": function name, \"parameters\": dictionary of argument name and its value} #}", "<|start_header_id|>ipython<|end_header_id|>%s"),
     "glm-4": ("glm4", EACH.replace("__ONE__", "{{ f.name + '\\n' + (f.arguments | tojson) }}"), "<|observation|>\\n%s"),
+    "olmo-3": ("python", "{{ '<function_calls>' }}" + EACH.replace("__ONE__", "{{ f.name + '(' }}{% for k, v in f.arguments | items %}{{ k + '=' + (v | tojson) }}"
+        + COMMA + "{% endfor %}{{ ')\\n' if not loop.last else ')' }}") + "{{ '</function_calls>' }}", "<|im_start|>environment\\n%s"),
+    "seed-oss": ("function", EACH.replace("__ONE__", "{{ '\\n<seed:tool_call>\\n<function=' + f.name + '>\\n' }}{% for k, v in f.arguments | items %}"
+        "{{ '<parameter=' + k + '>' }}" + VALUE + "{{ '</parameter>\\n' }}{% endfor %}{{ '</function>\\n</seed:tool_call>' }}"), "<seed:bos>tool\\n%s"),
     "gemma-4": ("gemma", EACH.replace("__ONE__", "{{ '<|tool_call>call:' + f.name + q(f.arguments) + '<tool_call|>' }}"), "<|tool_response>response:%s<tool_response|>"),
     "lfm2": ("lfm", "{{ '<|tool_call_start|>[' }}" + EACH.replace("__ONE__", "{{ f.name + '(' }}{% for k, v in f.arguments | items %}{{ k + '=' }}"
         "{% if v is string %}{{ \"'\" + v + \"'\" }}{% elif v is mapping or v is sequence %}{{ v | tojson }}{% else %}{{ v }}{% endif %}" + COMMA

@@ -86,6 +86,9 @@ EXAMPLES = [
     ("gemma3", 'Sure.\n```tool_code\nprint(weather(city="Oslo"))\nls()\n```\n', "Sure.", [OSLO, LS]),
     ("gemma3", '```json\n{"name": "weather", "parameters": {"city": "Oslo"}}\n```', "", [OSLO]),
     ("gemma3", '[weather(city="Oslo"), ls(p="/")]', "", [OSLO, ROOT]),
+    ("function", "<seed:tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n</function>\n</seed:tool_call>", "", [OSLO]),
+    ("python", "Let me see.\n<function_calls>\nweather(city=\"Oslo\")\nweather(city='Bergen', days=2)\n</function_calls>", "Let me see.", [OSLO, BERGEN]),
+    ("python", "<function_calls>ls()</function_calls>", "", [LS]),
     ("glm4", 'weather\n{"city": "Oslo"}', "", [OSLO]), ("glm4", '\nls\r\n {"p": "/"}\nSo.', "So.", [ROOT]),
     ("llama", '{"name": "weather", "parameters": {"city": "Oslo"}}', "", [OSLO]),
     ("llama", ' {"type": "function", "name": "ls", "parameters": {}}; {"name": "weather", "parameters": {"city": "Oslo"}}', "",
@@ -128,6 +131,7 @@ TEXTS = {
     "gemma3": ["```tool_code\nx = 1\n```", '```json\n{"name": "x"}\n```'],
     "glm4": ['weather {"city": "Oslo"}', 'rain\n{"city": "Oslo"}', 'weather\n["x"]', 'weather\n{"city": "Os', "weather", "weather\nis fine", '{"p": 1}',
              'I call\nls\n{}', 'x' * 200 + '\n{}'],
+    "python": ["<function_calls>\nls(\n", "<function_calls></function_calls>", "<function_calls>\nls\n</function_calls>"],
     "llama": [
         '{"answer": 42}', '{"name": "Bob", "age": 4}', ' {"name": "ls"}\n', "[link](url) and [ls(p=1) text",
         "[ls(p='1') is a call]", "<|python_tag|>print(1)", "  \n"],
