@@ -9,7 +9,7 @@ from moegg.arch import Chat, ConfigReader, Layer, Model, read_rope
 from moegg.models._chat import THINK
 from moegg.models._decoder import IGNORED, Decoder
 
-NAMES = {"arch": "exaone4", "hf": ("Exaone4ForCausalLM",), "model_type": ("exaone4",), "ignore": IGNORED}
+NAMES = {"arch": "exaone4", "hf": ("Exaone4ForCausalLM",), "model_type": ("exaone4",), "gguf_unread": ("exaone4",), "ignore": IGNORED}
 CHAT = Chat(("[|endofturn|]",), reasoning=THINK)
 
 

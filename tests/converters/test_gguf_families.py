@@ -202,6 +202,8 @@ def test_layers_at_equal_distances_have_a_period(there):
 
 
 def test_a_gguf_of_what_runs_from_safetensors_alone_says_so():
+    with pytest.raises(UnsupportedModel, match="'exaone4' are not read"):
+        registry.find_gguf("exaone4", experts=False)
     with pytest.raises(UnsupportedModel,
                        match=r"'qwen4exp' are not read; qwen4-exp is converted from safetensors \[arch-unsupported\]"):
         registry.find_gguf("qwen4exp", experts=True)
