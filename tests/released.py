@@ -255,6 +255,24 @@ RELEASED = {  # name: (arch, keys that matter, parameters as published)
         "rms_norm_eps": 1e-5, "rope_scaling": {"factor": 2.0, "original_max_position_embeddings": 65536, "rope_type": "yarn", "type": "yarn"},
         "rope_theta": 1000000, "routed_scaling_factor": 1.0, "tie_word_embeddings": False, "topk_group": 1, "use_qk_norm": False,
         "vocab_size": 196608}, 102651799552),
+    "Mistral-Small-3.1-24B-Instruct-2503": ("mistral3", {
+        "architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 10, "model_type": "mistral3",
+        "multimodal_projector_bias": False, "projector_hidden_act": "gelu", "spatial_merge_size": 2, "text_config": {
+            "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02,
+            "intermediate_size": 32768, "max_position_embeddings": 131072, "model_type": "mistral", "num_attention_heads": 32,
+            "num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1000000000.0, "sliding_window": None,
+            "use_cache": True, "vocab_size": 131072},
+        "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0", "vision_config": {}, "vision_feature_layer": -1}, 23572403200),
+    "Ministral-3-8B-Instruct-2512": ("mistral3", {
+        "architectures": ["Mistral3ForConditionalGeneration"], "dtype": "bfloat16", "image_token_index": 10, "model_type": "mistral3",
+        "multimodal_projector_bias": False, "projector_hidden_act": "gelu", "spatial_merge_size": 2, "text_config": {
+            "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+            "intermediate_size": 14336, "max_position_embeddings": 262144, "model_type": "ministral3", "num_attention_heads": 32,
+            "num_hidden_layers": 34, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_parameters": {
+                "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 16384, "rope_theta": 1000000.0, "rope_type": "yarn", "type": "yarn"},
+            "sliding_window": None, "tie_word_embeddings": False, "use_cache": True, "vocab_size": 131072},
+        "transformers_version": "5.0.0.dev0", "vision_config": {}, "vision_feature_layer": -1}, 8489553920),
     "Qwen3.5-9B": ("qwen3-5", {
         "architectures": ["Qwen3_5ForConditionalGeneration"], "image_token_id": 248056, "model_type": "qwen3_5", "text_config": {
             "attention_bias": False, "attention_dropout": 0.0, "attn_output_gate": True, "dtype": "bfloat16", "eos_token_id": 248044,

@@ -38,7 +38,7 @@ class Gqa:
 
     Norms of q and k come before rope (norm_last: after it) and are over each head, or over all of them if their weight is that wide;
     that of v is over each head. sinks [H]: a logit per head that joins its softmax and has no value. gate: the result times
-    sigmoid(gate x). temperature (a, n): q of position i times 1 + a log(1 + (i + 1) // n). v None: values are keys before norm and rope.
+    sigmoid(gate x). temperature (a, n, first): q of position i times 1 + a log(1 + (i + first) // n). v None: values are keys before norm and rope.
     kv_from: k and v are None, and the keys and values are those of that earlier layer.
     """
     n_head: int
@@ -63,7 +63,7 @@ class Gqa:
     gate: Tensor | None = None
     v_norm: Norm | None = None
     norm_last: bool = False
-    temperature: tuple[float, int] | None = None
+    temperature: tuple[float, int, int] | None = None
     kv_from: int | None = None
     indexer: Indexer | None = None
 

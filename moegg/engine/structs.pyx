@@ -157,9 +157,9 @@ cdef int fill_latent(mg_attn_layer *l, a, int index, dict weights, kv, int ctx, 
 
 
 cdef const float *temperature(arena, tuple table, int ctx) except NULL:
-    """Factors on q by position, [ctx]: 1 + a log(1 + (i + 1) // n)."""
-    a, n = table
-    factors = (1 + a * np.log1p((np.arange(ctx) + 1) // n)).astype(np.float32)
+    """Factors on q by position, [ctx]: 1 + a log(1 + (i + first) // n)."""
+    a, n, first = table
+    factors = (1 + a * np.log1p((np.arange(ctx) + first) // n)).astype(np.float32)
     return <const float *><uintptr_t>arena.keep(factors)
 
 

@@ -48,7 +48,7 @@ def describe(cfg: ConfigReader) -> Model:
     def layer(i: int) -> Layer:
         a = m.attention(i, rope if turns[i] else None, qkv_bias=bias, o_bias=bias)
         return Layer(m.attn_norm(i),
-                     _attention(a, m.eps, chunk if types[i] == "chunked_attention" else 0, norm, (scale, floor) if tuned else None),
+                     _attention(a, m.eps, chunk if types[i] == "chunked_attention" else 0, norm, (scale, floor, 1) if tuned else None),
                      m.ffn_norm(i),
                      _moe(m, i, n, top_k, width) if i in sparse else _mlp(m, i, wide))
     layers = [layer(i) for i in range(m.n_layer)]
@@ -58,7 +58,7 @@ def describe(cfg: ConfigReader) -> Model:
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False), heads=("language_model.lm_head.weight", "lm_head.weight"))
 
 
-def _attention(a: Gqa, eps: float, chunk: int, norm: bool, temperature: tuple[float, int] | None) -> Gqa:
+def _attention(a: Gqa, eps: float, chunk: int, norm: bool, temperature: tuple[float, int, int] | None) -> Gqa:
     turns: Rope | None = a.rope
     plain = Norm(None, eps) if turns and norm else None
     return replace(a, chunk=chunk, q_norm=plain, k_norm=plain, norm_last=True, temperature=None if turns else temperature)

@@ -74,9 +74,9 @@ def gate_heads(y, g):
     return (y.reshape(*g.shape, -1) * sigmoid(g)[..., None]).reshape(y.shape)
 
 
-def temperature(positions, a, n):
-    """Factors on q [T]: 1 + a log(1 + floor((i + 1) / n))."""
-    return (1 + a * np.log(1 + (positions + 1) // n)).astype(F32)
+def temperature(positions, a, n, first):
+    """Factors on q [T]: 1 + a log(1 + floor((i + first) / n))."""
+    return (1 + a * np.log(1 + (positions + first) // n)).astype(F32)
 
 
 def gated(name, g, u):
