@@ -78,11 +78,12 @@ def test_a_damaged_config_is_an_error_of_ours_or_another_sound_model(arch):
 
 
 def test_architectures_are_named_in_their_modules_alone():
-    """No code outside moegg/models compares with the name of one. Tokenizers and notations of calls have names of their own there."""
+    """No code outside moegg/models compares with the name of one. Tokenizers, notations of calls and GGUF have names of their own there."""
     found = [registry.find(arch=arch).NAMES for arch in ARCHS]
     names = {name for n in found for name in (n["arch"], *n["hf"], *n["model_type"], *n.get("gguf", ()))}
     root = Path(importlib.import_module("moegg").__path__[0]).parent
-    own_names = ("converters/gguf_tokenizer.py", "converters/export_tokenizer.py", "moegg/server/tools.py", "moegg/server/grammar_calls.py", "moegg/server/openai.py")
+    own_names = ("converters/gguf_tokenizer.py", "converters/export_tokenizer.py", "converters/export_keys.py", "converters/export_meta.py",
+                 "moegg/server/tools.py", "moegg/server/grammar_calls.py", "moegg/server/openai.py")
     files = [p for part in ("moegg", "converters", "formats") for p in (root / part).rglob("*.py")]
     files = [p for p in files if "models" not in p.relative_to(root).parts and not p.as_posix().endswith(own_names)]
     said = [(p.name, node.value) for p in files for node in ast.walk(ast.parse(p.read_text(encoding="utf-8")))
