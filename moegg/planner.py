@@ -22,6 +22,7 @@ PROCESS_BYTES = 160 << 20     # interpreter, tokenizer and index of a model with
 ROWS_BYTES = 16 << 20         # rows of looked-up tables that the store keeps (kernels/csrc/store.c, ROWS_KEPT)
 IO_BYTES = 8 << 20            # I/O threads' stacks; arenas are rounded to huge pages
 STATE_SHARE, SCRATCH_SHARE = 4, 16     # without --ctx, KV takes at most 1/4 of what is free; scratch at most 1/16 of the budget
+FEW_LAYERS = 4                # so few that stream lie so far apart that one place serves them all: CONTRIBUTING.md, Decisions
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,15 @@ class ExpertSizes:
 
 @dataclass(frozen=True)
 class FileSizes:
-    """What a container holds. gather: tables that are only looked up by row."""
+    """What a container holds. gather: tables that are only looked up by row. dense: records of the layers of a dense model, () if they
+    cannot stream; rest: what stays resident if they do. cycle: `layers` are those layers.
+    """
     resident: int
     gather: int = 0
     layers: tuple[ExpertSizes, ...] = ()
+    dense: tuple[int, ...] = ()
+    rest: int = 0
+    cycle: bool = False
 
     @classmethod
     def of(cls, container) -> "FileSizes":
@@ -50,21 +56,39 @@ class FileSizes:
         return cls(container.resident.nbytes, container.gather.nbytes,
                    tuple(ExpertSizes(x.n, x.top_k, x.record_bytes) for x in container.layers))
 
+    def streamed(self) -> "FileSizes":
+        """The same file if its dense layers stream."""
+        return FileSizes(self.rest, self.gather, tuple(ExpertSizes(1, 1, n) for n in self.dense), cycle=True)
+
     @property
     def experts(self) -> int:
+        """Bytes of all that streams."""
         return sum(x.n * x.slot for x in self.layers)
 
     @property
     def least_cache(self) -> int:
-        """The hard minimum: 2 * top_k records of the layer where that is most (kernels/csrc/policy.c, mg_policy_minimum)."""
+        """The hard minimum: 2 * top_k records of the layer where that is most (kernels/csrc/policy.c, mg_policy_minimum), or the places
+        that dense layers pass through if none stays."""
+        if self.cycle:
+            return places(len(self.layers)) * max(x.slot for x in self.layers)
         return max((min(2 * x.top_k, x.n) * x.slot for x in self.layers), default=0)
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """How n layers of a dense model stream: `kept` stay in memory, the others pass through `places`, pass_bytes in each pass."""
+    n: int
+    kept: tuple[int, ...]
+    places: int
+    pass_bytes: int
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
     """Bytes by purpose for `sessions` of `ctx` tokens each. budget None: no limit was given or found.
 
-    groups: ubatches of a long prompt that go through the layers together, so that each expert is read once for all of them.
+    groups: ubatches of a long prompt that go through the layers together, so that each record is read once for all of them.
+    cache, experts: of what streams, experts or the layers of a dense model; what it takes and what all of it would.
     """
     ctx: int
     sessions: int
@@ -80,10 +104,11 @@ class MemoryPlan:
     staging: int
     cache: int
     experts: int
+    cycle: Cycle | None = None
 
     @property
     def all_fits(self) -> bool:
-        """Every expert record has a place: nothing will ever be evicted."""
+        """Every record has a place: nothing will ever be evicted."""
         return self.cache >= self.experts
 
     @property
@@ -93,7 +118,7 @@ class MemoryPlan:
 
     @property
     def fixed(self) -> int:
-        """All but the expert cache."""
+        """All but what streams."""
         return self.process + self.resident + self.anonymous + self.staging
 
     @property
@@ -111,12 +136,17 @@ class MemoryPlan:
     def lines(self) -> list[str]:
         """The plan as a table, one purpose a line."""
         share = f", {100 * self.cache / self.experts:.0f} % of {fmt_bytes(self.experts)}" if self.experts else ""
+        cache, c = f"expert cache{share}", self.cycle
+        if c:
+            cache = f"layers: {len(c.kept)} of {c.n} stay, {c.places} {'place' if c.places == 1 else 'places'} for the others"
         rows = [("process", self.process), ("resident weights", self.resident),
                 (f"KV state ({self.contexts}, {self.kv})", self.kv_state), ("rope tables", self.rope_tables),
                 (f"scratch (ubatch {self.ubatch})", self.scratch), ("staging", self.staging),
-                (f"expert cache{share}", self.cache), ("total", self.total)]
+                (cache, self.cache), ("total", self.total)]
         if self.budget is not None:
             rows.append(("budget", self.budget))
+        if c:
+            rows.append(("read for every token", c.pass_bytes))
         return [f"{name:<40}{fmt_bytes(n):>12}" for name, n in rows]
 
 
@@ -194,17 +224,46 @@ def rope_bytes(model: Model, ctx: int) -> int:
     return sum(len(r.regimes()) * ctx * r.dim * 4 for r in ropes) + len(temperatures) * ctx * 4
 
 
+def places(n: int) -> int:
+    """Where n dense layers that stream lie: two places, so that one is read while the one before is computed."""
+    return min(n, 1 if n <= FEW_LAYERS else 2)
+
+
+def cycle(sizes: FileSizes, cache: int) -> tuple[Cycle, int] | None:
+    """The layers of a dense model that stay if `cache` bytes hold them and the places of the others, and what both take: as many as
+    possible, the others spread evenly, so that the disk works all the time. None: not even the places fit."""
+    slots, n = [x.slot for x in sizes.layers], len(sizes.layers)
+    for m in range(n + 1):
+        out = [i for i in range(n) if (i + 1) * m // n > i * m // n]
+        kept = tuple(sorted({*range(n)}.difference(out)))
+        need = sum(slots[i] for i in kept) + places(m) * max((slots[i] for i in out), default=0)
+        if need <= cache:
+            return Cycle(n, kept, places(m), sum(sizes.layers[i].record_bytes for i in out)), need
+    return None
+
+
 # --- the plan -----------------------------------------------------------------------------------------------------------
 
 def plan(model: Model, sizes: FileSizes, *, ctx: int | None = None, sessions: tuple[int, int] = (1, 1), ubatch: int = DEFAULT_UBATCH,
          kv: str = "f16", n_threads: int = 1, budget: int | None = None, process: int = PROCESS_BYTES, option: str = "--ram") -> MemoryPlan:
-    """Splits `budget` (None: no limit). ctx None: the least of the trained length, 8192 and what leaves the experts their share.
+    """Splits `budget` (None: no limit). ctx None: the least of the trained length, 8192 and what leaves the experts their share. The
+    layers of a dense model stream only if all of it does not fit.
 
     sessions: the least and the most; more than the least only as far as the experts keep their share. process: bytes that this
     process takes already. option: where the budget comes from, for the error. A small budget gets shorter passes. Raises
     BudgetTooSmall with the smallest workable budget, or the longest context that fits.
     """
-    wanted = ctx
+    given = ctx, sessions, ubatch, kv, n_threads, budget, process, option
+    try:
+        return _plan(model, sizes, *given)
+    except BudgetTooSmall:
+        if not sizes.dense:
+            raise
+        return _plan(model, sizes.streamed(), *given)
+
+
+def _plan(model: Model, sizes: FileSizes, wanted: int | None, sessions: tuple[int, int], ubatch: int, kv: str, n_threads: int, budget: int | None,
+          process: int, option: str) -> MemoryPlan:
     ctx_most = wanted or min(model.ctx_train or DEFAULT_CTX, DEFAULT_CTX)
     ctx_least = wanted or min(ctx_most, LEAST_CTX)
     least, most = sessions
@@ -220,6 +279,8 @@ def plan(model: Model, sizes: FileSizes, *, ctx: int | None = None, sessions: tu
             p = MemoryPlan(n, k, s, groups, kv, budget, process, sizes.resident, state, rope_bytes(model, n),
                            scratch_bytes(model, n, s, n_threads) + residual, staging, 0, sizes.experts)
             free = sizes.experts if budget is None else budget - p.fixed
+            if sizes.cycle and (found := cycle(sizes, free)):
+                return replace(p, cycle=found[0], cache=found[1])
             return replace(p, cache=max(0, min(free, sizes.experts)))
         p = split(1)
         groups = max(1, min(GROUP_TOKENS, n) // s)
@@ -261,7 +322,7 @@ def _too_small(p: MemoryPlan, sizes: FileSizes, wanted: int | None, option: str,
     need = -(-(p.fixed + sizes.least_cache) // (1 << 20))
     parts = [("process", p.process), ("resident weights", p.resident),
              (f"KV state and tables of {p.contexts}", p.kv_state + p.rope_tables),
-             ("scratch and staging", p.scratch + p.staging), ("experts", sizes.least_cache)]
+             ("scratch and staging", p.scratch + p.staging), ("places for layers" if sizes.cycle else "experts", sizes.least_cache)]
     text = ", ".join(f"{name} {fmt_bytes(n)}" for name, n in parts if n)
     longest = _largest(good, p.ctx) if wanted else 0
     hint = f", the longest context that fits is {longest}" if longest >= 1 else ""
@@ -271,8 +332,12 @@ def _too_small(p: MemoryPlan, sizes: FileSizes, wanted: int | None, option: str,
 
 def tokens_per_s(p: MemoryPlan, sizes: FileSizes, memory_rate: float, disk_rate: float) -> tuple[float, float]:
     """(least, most) tokens per second of one answer, by bytes alone: if experts are used evenly and reads and computing take turns, and
-    if every expert is in memory when it is wanted. Real routing lies between: it is uneven. Rates in bytes per second.
+    if every expert is in memory when it is wanted. Real routing lies between: it is uneven. Of a dense model whose layers stream: if
+    reads and computing take turns, and if they never wait for each other. Rates in bytes per second.
     """
+    if p.cycle:
+        compute, read = (p.resident + p.experts) / memory_rate, p.cycle.pass_bytes / disk_rate
+        return 1 / (compute + read), 1 / max(compute, read)
     active = sum(min(x.top_k, x.n) * x.record_bytes for x in sizes.layers)
     compute = (p.resident + active) / memory_rate
     missed = active * (1 - min(1.0, p.cache / sizes.experts)) if sizes.experts else 0

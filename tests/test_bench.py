@@ -60,7 +60,7 @@ class Recorder:
 
     def __init__(self, forgets=False, ubatch=4):
         self.fed, self.log, self.forgets, self.ubatch = [], [], forgets, ubatch
-        self.container = SimpleNamespace(layers=())
+        self.plan = SimpleNamespace(experts=0)
 
     def session(self):
         return self

@@ -1,14 +1,18 @@
 """Commands under a budget: the options of memory and reading, what they print, and that no answer depends on them."""
 import json
+from dataclasses import replace
 
 import pytest
 
 from moegg import kernels
 from moegg.commands import doctor
 from moegg.commands.start import disk_profile
+from moegg.engine import dense
 from moegg.formats.container import Container
 from moegg.io import trace
 from moegg.io.usage import UsageFile
+from tests import tiny
+from tests.loading import convert_to
 
 QUICK = ["--prompt=12", "--warm=1", "--gen=4", "--runs=1", "--threads=1"]
 
@@ -122,3 +126,42 @@ def test_a_wrong_answer_is_not_a_healthy_machine(call, monkeypatch):
     monkeypatch.setattr(doctor, "answer", lambda engine, prompt, n: ([0] * n, "00"))
     code, out, _ = call("doctor", "--threads=1")
     assert code == 70 and "WRONG from token 0 on" in out
+
+
+# --- dense models -------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def dense_file(tmp_path, monkeypatch):
+    """A tiny dense model that is taken for one too large for any budget as a whole; plans do not depend on what the process uses."""
+    path = convert_to(tiny.hf(tmp_path / "source", "llama", num_hidden_layers=9, intermediate_size=4096), tmp_path, "q8")
+    real = dense.sizes
+    monkeypatch.setattr("moegg.engine.engine.own_bytes", lambda: 0)
+    monkeypatch.setattr(dense, "sizes", lambda c, m: replace(real(c, m), resident=1 << 50))
+    return path
+
+
+def test_a_dense_model_answers_the_same_when_its_layers_stream(call, dense_file, monkeypatch):
+    tight = [answer(call, dense_file, "--ram", f"{smallest(call, dense_file)}M", "--io", io) for io in ("page-cache", "direct")]
+    stats = tight[1]["stats"]["layers"]
+    assert stats["misses"] > 0 and stats["demanded"] > 0 and stats["direct"] == 1 and "experts" not in tight[1]["stats"]
+    code, _, err = call("run", dense_file, "abc", "--raw", "--temp=0", "--max-tokens=4", "--stats", "--ram", f"{smallest(call, dense_file)}M")
+    assert code == 0 and "; layers: " in err and " % hits" in err
+    monkeypatch.undo()
+    free = answer(call, dense_file)
+    assert "layers" not in free["stats"] and all((t["tokens"], t["text"]) == (free["tokens"], free["text"]) for t in tight)
+
+
+def test_inspect_says_which_layers_stay_and_what_a_token_reads(call, dense_file):
+    least = smallest(call, dense_file)
+    code, out, _ = call("inspect", dense_file, "--ram", f"{least}M", "--ctx=64")
+    assert code == 0 and " of 9 stay, " in out and "read for every token" in out and "expert" not in out.split("memory")[1]
+    plan = json.loads(call("inspect", dense_file, "--ram", f"{least}M", "--ctx=64", "--json")[1])["plan"]
+    assert plan["cycle"]["n"] == 9 and plan["total"] <= plan["budget"] and not plan["all_fits"]
+
+
+def test_bench_shows_what_streaming_layers_costs(call, dense_file):
+    options = [*QUICK, "--ram", f"{smallest(call, dense_file)}M", "--cold"]
+    code, out, err = call("bench", dense_file, *options)
+    assert code == 0 and "\nlayers " in out and "% hits" in out and "\nlayers in memory" in out, err
+    r = json.loads(call("bench", dense_file, *options, "--json")[1])
+    assert r["records"] == "layers" and r["cache_bytes"] < r["experts_bytes"] and 0 <= r["experts"]["hit_rate"] <= 1

@@ -5,7 +5,18 @@ from moegg import registry
 from moegg.arch import ConfigReader
 from moegg.errors import BudgetTooSmall
 from moegg.kernels.store import store_minimum
-from moegg.planner import DEFAULT_CTX, ExpertSizes, FileSizes, kv_bytes, kv_positions, plan, tokens_per_s
+from moegg.planner import (
+    DEFAULT_CTX,
+    FEW_LAYERS,
+    ExpertSizes,
+    FileSizes,
+    cycle,
+    kv_bytes,
+    kv_positions,
+    places,
+    plan,
+    tokens_per_s,
+)
 from tests import tiny
 from tests.loading import convert_to, open_engine
 
@@ -171,3 +182,62 @@ def test_speed_lies_between_even_use_and_a_cache_that_always_hits(model):
     assert tokens_per_s(whole, SIZES, 20e9, 2e9)[0] == pytest.approx(most)
     dense = FileSizes(700 * MIB)
     assert tokens_per_s(plan(model, dense), dense, 20e9, 2e9) == (pytest.approx(20e9 / (700 * MIB)),) * 2
+
+
+# --- layers of a dense model --------------------------------------------------------------------------------------------
+
+DENSE = FileSizes(2000 * MIB, 0, dense=(50 * MIB,) * 36, rest=250 * MIB)
+
+
+def test_a_dense_model_stays_whole_if_it_fits_even_with_the_shortest_context():
+    model = tiny.describe("llama")
+    whole = plan(model, DENSE, ctx=64)
+    assert whole.cycle is None and plan(model, DENSE, ctx=64, budget=whole.total).cycle is None
+    p = plan(model, DENSE, ctx=64, budget=whole.total - 1)
+    assert p.cycle and not p.all_fits and p.total <= p.budget and p.resident == DENSE.rest
+    assert any("33 of 36 stay" in line for line in p.lines()) and any("read for every token" in line for line in p.lines())
+    assert p.to_dict()["cycle"]["pass_bytes"] == 150 * MIB
+
+
+@pytest.mark.parametrize("mib", [550, 700, 900, 1300, 1800, 2100])
+def test_of_a_dense_model_as_many_layers_stay_as_the_budget_holds(mib):
+    p = plan(tiny.describe("llama"), DENSE, ctx=64, budget=mib * MIB)
+    assert p.total <= p.budget < p.total + 100 * MIB
+    assert p.cache == (len(p.cycle.kept) + p.cycle.places) * 50 * MIB and p.cycle.pass_bytes == (36 - len(p.cycle.kept)) * 50 * MIB
+    assert p.cycle.places == (1 if p.cycle.pass_bytes <= FEW_LAYERS * 50 * MIB else 2)
+
+
+def test_layers_that_stream_are_spread_and_more_memory_means_fewer():
+    sizes, before = DENSE.streamed(), -1
+    for cache in range(sizes.least_cache, sizes.experts, 7 * MIB):
+        found, need = cycle(sizes, cache)
+        assert need <= cache and len(found.kept) >= before
+        before, out = len(found.kept), sorted({*range(36)} - {*found.kept})
+        gaps = {b - a for a, b in zip(out, [*out[1:], out[0] + 36], strict=True)}
+        assert max(gaps) - min(gaps) <= 1                            # around the end of a pass as well
+    assert cycle(sizes, sizes.least_cache - 1) is None and sizes.least_cache == places(36) * 50 * MIB
+
+
+def test_layers_of_several_sizes_share_places_of_the_largest_that_streams():
+    sizes = FileSizes(0, 0, dense=tuple(n * MIB for n in (90, 40, 50, 40, 50, 40, 50, 90))).streamed()
+    for cache in range(sizes.least_cache, sizes.experts, MIB):
+        found, need = cycle(sizes, cache)
+        kept = sum(sizes.layers[i].slot for i in found.kept)
+        most = max(sizes.layers[i].slot for i in range(8) if i not in found.kept)
+        assert need == kept + found.places * most <= cache
+
+
+def test_a_dense_model_too_large_for_the_budget_names_the_least_that_streams():
+    model = tiny.describe("llama")
+    with pytest.raises(BudgetTooSmall) as e:
+        plan(model, DENSE, ctx=64, budget=400 * MIB)
+    least = number(e, "smallest workable budget is ")
+    assert plan(model, DENSE, ctx=64, budget=least * MIB).cycle.kept == ()
+    with pytest.raises(BudgetTooSmall):
+        plan(model, DENSE, ctx=64, budget=(least - 1) * MIB)
+
+
+def test_expected_speed_of_a_dense_model_that_streams():
+    p = plan(tiny.describe("llama"), DENSE, ctx=64, budget=1300 * MIB)
+    least, most = tokens_per_s(p, DENSE, 20e9, 3e9)
+    assert most == pytest.approx(3e9 / p.cycle.pass_bytes) and least < most

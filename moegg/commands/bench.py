@@ -16,7 +16,7 @@ Options:
   --seed=N                 which random tokens (default: 7)
   --runs=N                 repetitions, after a shorter one that does not count (default: 5)
   --ram=SIZE               memory for everything, such as 8G (default: auto, what is available)
-  --io=MODE                how experts are read: auto, page-cache or direct (default: auto)
+  --io=MODE                how what streams is read: auto, page-cache or direct (default: auto)
   --pin=N                  most used experts per layer that never leave memory (default: 0)
   --lookahead=N            experts per layer that are guessed and read ahead (default: if it pays)
   --no-usage               neither read nor write the history of used experts
@@ -148,10 +148,11 @@ def table(r: dict[str, Any]) -> list[str]:
     if r["peak_memory_bytes"] is not None:
         anonymous = "" if r["anonymous_bytes"] is None else f", {fmt_bytes(r['anonymous_bytes'])} of it beside the file"
         out.append(f"{'memory':<22}{fmt_bytes(r['peak_memory_bytes'])} at most{anonymous}")
-    if (x := r["experts"]) and r["cache_bytes"] < r["experts_bytes"]:
-        out += [f"{'experts':<22}{100 * x['hit_rate']:>9.1f} % hits  {fmt_bytes(x['read_bytes_per_token'])} read per token in "
-                f"{x['reads_per_token']:.0f} reads, {1000 * x['wait_s_per_token']:.1f} ms of it waited for; {fmt_bytes(x['prompt_read_bytes'])} for the prompt",
-                f"{'expert cache':<22}{fmt_bytes(r['cache_bytes']):>9} of {fmt_bytes(r['experts_bytes'])}, {r['io']} with {r['io_threads']} threads"]
+    if "hit_rate" in (x := r["experts"]) and r["cache_bytes"] < r["experts_bytes"]:
+        prompt = f"; {fmt_bytes(x['prompt_read_bytes'])} for the prompt" if "prompt_read_bytes" in x else ""
+        out += [f"{r['records']:<22}{100 * x['hit_rate']:>9.1f} % hits  {fmt_bytes(x['read_bytes_per_token'])} read per token in "
+                f"{x['reads_per_token']:.0f} reads, {1000 * x['wait_s_per_token']:.1f} ms of it waited for{prompt}",
+                f"{r['records'] + ' in memory':<22}{fmt_bytes(r['cache_bytes']):>9} of {fmt_bytes(r['experts_bytes'])}, {r['io']} with {r['io_threads']} threads"]
     if r["pages"] and r["cache_bytes"] >= r["experts_bytes"]:
         p = r["pages"]
         huge = p["AnonHugePages"] + p["FilePmdMapped"] + p["ShmemPmdMapped"]

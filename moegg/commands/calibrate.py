@@ -11,7 +11,7 @@ Options:
   -o, --out=FILE           the file to write
   --ctx=N                  tokens per window (default: the trained length, at most 512)
   --ram=SIZE               memory for everything, such as 8G (default: auto, what is available)
-  --io=MODE                how experts are read: auto, page-cache or direct (default: auto)
+  --io=MODE                how what streams is read: auto, page-cache or direct (default: auto)
   --threads=N              compute threads (default: the cores it may use)
   --force                  replace an existing file
   --json                   print one JSON object

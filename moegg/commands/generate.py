@@ -132,8 +132,8 @@ class Speaker:
         answer.text, answer.reasoning = "".join(shown.text), "".join(shown.reasoning)
         if answer.tokens:
             answer.stats = _stats(synced, answer, start, prefilled, first, time.perf_counter())
-            if self.engine.container.layers:
-                answer.stats["experts"] = self.engine.store.counters()
+            if self.engine.plan.experts:
+                answer.stats[f"{self.engine.store.noun}s"] = self.engine.store.counters()
         return answer
 
 

@@ -22,16 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from moegg import library, registry
-from moegg.arch import I32_MAX
+from moegg.arch import I32_MAX, Model
 from moegg.commands.opening import describe, open_container, open_tokenizer, section_json
 from moegg.commands.start import budget
+from moegg.engine import dense
 from moegg.engine.cpus import default_threads
 from moegg.engine.engine import plan_for
 from moegg.errors import ExitStatus, MoeggError, printable
 from moegg.formats.container import Container
 from moegg.hub.address import is_address
 from moegg.io import profile as profiles
-from moegg.planner import FileSizes, MemoryPlan, tokens_per_s
+from moegg.planner import MemoryPlan, tokens_per_s
 from moegg.server.talk import Talk
 from moegg.units import fmt_bytes, fmt_count
 
@@ -40,9 +41,10 @@ def main(args: dict[str, Any]) -> ExitStatus:
     container = open_container(args["MODEL"], here=False)
     provenance = section_json(container, "provenance")
     asked = args["--ram"] is not None or args["--ctx"] is not None
-    memory = plan_for(container, describe(container), ctx=args["--ctx"], n_threads=args["--threads"] or default_threads(),
+    model = describe(container) if asked else None
+    memory = plan_for(container, model, ctx=args["--ctx"], n_threads=args["--threads"] or default_threads(),
                       ram=budget(args)) if asked else None
-    pace = speed(container, memory) if memory else None
+    pace = speed(container, model, memory) if memory else None
     here = disk(container)
     chat = conversation(container)
     if args["--json"]:
@@ -52,8 +54,8 @@ def main(args: dict[str, Any]) -> ExitStatus:
     lines = report(container, provenance) + ["", "chat", *(f"  {key:<11} {value}" for key, value in chat.items())]
     if memory:
         lines += ["", "memory", *(f"  {x}" for x in memory.lines()), "", "speed",
-                  f"  about {pace['least']:.1f} tok/s if experts are used evenly, {pace['most']:.1f} if all that is wanted is in memory"
-                  if pace else "  unknown: 'moegg doctor MODEL', with any model on that disk, measures this machine"]
+                  f"  about {pace['least']:.1f} tok/s if {'reads and computing take turns' if memory.cycle else 'experts are used evenly'}, "
+                  f"{pace['most']:.1f} if {'neither waits for the other' if memory.cycle else 'all that is wanted is in memory'}" if pace else "  unknown: 'moegg doctor MODEL', with any model on that disk, measures this machine"]
     if here:
         lines += ["", "disk", f"  {fmt_bytes(here['needed'])} to fetch, {fmt_bytes(here['free'])} free in '{here['folder']}'"
                   + ("" if here["needed"] <= here["free"] else ": not enough")]
@@ -86,12 +88,12 @@ def disk(c: Container) -> dict[str, Any] | None:
     return {"needed": c.file_bytes, "free": shutil.disk_usage(_existing(folder)).free, "folder": str(folder)}
 
 
-def speed(c: Container, memory: MemoryPlan) -> dict[str, float] | None:
+def speed(c: Container, model: Model, memory: MemoryPlan) -> dict[str, float] | None:
     """Tokens per second that the stored machine profile lets expect; None if it was not measured."""
     profile = profiles.load(_existing(library.models_folder()) if is_address(str(c.path)) else c.path)
     if profile is None or not profile.memory_rate or not profile.readings:
         return None
-    least, most = tokens_per_s(memory, FileSizes.of(c), profile.memory_rate, max(r.rate for r in profile.readings))
+    least, most = tokens_per_s(memory, dense.sizes(c, model), profile.memory_rate, max(r.rate for r in profile.readings))
     return {"least": least, "most": most}
 
 

@@ -60,7 +60,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Run:
-    """One repetition; None for what it did not contain. experts: what the store did meanwhile, see _experts; empty without any."""
+    """One repetition; None for what it did not contain. experts: what the store did meanwhile, see _experts; empty if nothing streams."""
     prefill_tps: float | None = None
     ttft_s: float | None = None
     decode_tps: float | None = None
@@ -115,16 +115,16 @@ def _run(engine: Engine, session: Any, tokens: Tokens) -> Run:
 
 
 def _counters(engine: Engine) -> dict[str, int]:
-    return engine.store.counters() if engine.container.layers else {}
+    return engine.store.counters() if engine.plan.experts else {}
 
 
 def _read(before: dict[str, int], after: dict[str, int]) -> int:
-    """Bytes of experts that were read between two looks at the counters, for whatever reason."""
+    """Bytes of records that were read between two looks at the counters, for whatever reason."""
     return sum(after[k] - before[k] for k in ("demanded", "predicted", "warmed"))
 
 
 def _experts(before: dict[str, int], after: dict[str, int], n: int) -> dict[str, float]:
-    """Of an answer of n tokens: hits among the experts it needed, bytes and reads per token, bytes guessed in vain, seconds per
+    """Of an answer of n tokens: hits among the records it needed, bytes and reads per token, bytes guessed in vain, seconds per
     token in which nothing could be computed, pages that the computing threads had to wait for.
     """
     d = {k: after[k] - before[k] for k in before}
@@ -288,7 +288,7 @@ def report(engine: Engine, work: Work, runs: list[Run], others: Others, read: fl
         "prefill_ops_per_token": prefill_ops(c), "prefill_gops": ops and ops / 1e9, "int8_gops": int8 / 1e9,
         "fraction_of_int8": ops and ops / int8,
         **used, "ram": engine.plan.budget, "planned_bytes": engine.plan.total, "cache_bytes": engine.plan.cache, "experts_bytes": engine.plan.experts,
-        "io": engine.residency.mode, "io_threads": engine.store.n_threads, "planned_anonymous_bytes": engine.plan.anonymous, "others_load": others.load(),
+        "records": f"{engine.store.noun}s", "io": engine.residency.mode, "io_threads": engine.store.n_threads, "planned_anonymous_bytes": engine.plan.anonymous, "others_load": others.load(),
         "runs": [asdict(r) for r in runs], "prompt": work.prompt, "warm": work.warm, "gen": work.gen, "ctx_depth": work.depth,
         "seed": work.seed, "vocab": engine.vocab, "threads": engine.n_threads, "kv": engine.kv, "ubatch": engine.ubatch,
         "file": str(c.path), "file_bytes": c.file_bytes, "root": c.root.hex(), "name": c.name, "arch": c.arch,

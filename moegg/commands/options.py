@@ -20,7 +20,7 @@ from moegg.units import parse_size
 SHARED = {
     "--ctx": "  --ctx=N                  tokens the context holds (default: the trained length, at most 8192)",
     "--ram": "  --ram=SIZE               memory for everything, such as 8G (default: auto, what is available)",
-    "--io": "  --io=MODE                how experts are read: auto, page-cache or direct (default: auto)",
+    "--io": "  --io=MODE                how what streams is read: auto, page-cache or direct (default: auto)",
     "--pin": "  --pin=N                  most used experts per layer that never leave memory (default: 0)",
     "--lookahead": "  --lookahead=N            experts per layer that are guessed and read ahead (default: if it pays)",
     "--no-usage": "  --no-usage               neither read nor write the history of used experts",

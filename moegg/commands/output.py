@@ -64,7 +64,7 @@ def stats_line(answer: Answer) -> str:
     peak = f"; peak memory {fmt_bytes(s['peak_memory_bytes'])}" if s["peak_memory_bytes"] else ""
     return (f"prompt {s['prompt_tokens'] - s['prompt_reused']} tokens{reused}, {s['prompt_tok_per_s']:.1f} tok/s; answer "
             f"{s['completion_tokens']} tokens, {decode}; first token after {s['first_token_s']:.2f} s{peak}; seed {answer.seed}"
-            + (f"; {describe(s['experts'])}" if "experts" in s else ""))
+            + "".join(f"; {describe(s[f'{noun}s'], noun)}" for noun in ("expert", "layer") if f"{noun}s" in s))
 
 
 def piece(data: bytes) -> dict[str, str]:

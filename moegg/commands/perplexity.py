@@ -12,7 +12,7 @@ Options:
   --reference=MODEL        compare with this .moegg file of the same vocabulary
   --ctx=N                  tokens per window (default: the trained length, at most 512)
   --ram=SIZE               memory for everything, such as 8G (default: auto, what is available)
-  --io=MODE                how experts are read: auto, page-cache or direct (default: auto)
+  --io=MODE                how what streams is read: auto, page-cache or direct (default: auto)
   --threads=N              compute threads (default: the cores it may use)
   --json                   print one JSON object
   --verbose                say more on stderr

@@ -24,7 +24,7 @@ Answers:
   --log-prompts            write every request to stderr
 Memory:
   --ram=SIZE               memory for everything, such as 8G (default: auto, what is available)
-  --io=MODE                how experts are read: auto, page-cache or direct (default: auto)
+  --io=MODE                how what streams is read: auto, page-cache or direct (default: auto)
   --pin=N                  most used experts per layer that never leave memory (default: 0)
   --no-usage               neither read nor write the history of used experts
   --trace=FILE             record which experts were used (.npz or .jsonl)

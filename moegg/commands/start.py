@@ -47,8 +47,8 @@ def started(args: dict[str, Any], container: Container, model: Model, **more: An
                                              "keep": args.get("--pin") or 0, "lookahead": args.get("--lookahead"),
                                              "trace": recorder and recorder.add, "progress": progress} | more)
     log.detail("\n  ".join(["memory", *engine.plan.lines()]))
-    if records:
-        log.detail(f"experts: {engine.residency.mode}: {engine.residency.why}")
+    if engine.plan.experts:
+        log.detail(f"{engine.store.noun}s: {engine.residency.mode}: {engine.residency.why}")
     try:
         yield engine
     finally:

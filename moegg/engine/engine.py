@@ -12,6 +12,7 @@ import numpy as np
 
 from moegg import log
 from moegg.arch import Model
+from moegg.engine import dense
 from moegg.engine.cpus import default_threads
 from moegg.engine.forward import Executor
 from moegg.engine.loading import all_f32, find_experts, find_weights
@@ -59,25 +60,30 @@ class Engine:
         known = profile() if profile and not self.plan.all_fits else None
         self.residency = choose(io, ram_given=ram is not None, experts=self.plan.experts, cache=self.plan.cache, profile=known)
         settings = known.settings(self.residency.mode) if known else Settings()
-        if self.plan.all_fits:
+        if self.plan.all_fits or self.plan.cycle:            # what a cycle needs next is no guess
             lookahead = 0
         elif lookahead is None:
             lookahead = max(x.top_k for x in container.layers) if settings.guess else 0
         self.program = lower(model, lookahead > 0)
         experts = find_experts(container, self.program)
-        find_weights(container, model, 0, 0)                 # refuse a wrong file before anything is read
-        self.store = ExpertStore(container.path, container.identity, container.layers, self.plan.cache, self.residency,
-                                 parts=container.parts, usage=usage, keep=keep, max_rows=self.ubatch,
+        find_weights(container, model, {}, 0)                # refuse a wrong file before anything is read
+        cycle, layers = self.plan.cycle, dense.find(container, self.program) if self.plan.cycle else None
+        self.store = ExpertStore(container.path, container.identity, layers.records if layers else container.layers, self.plan.cache, self.residency,
+                                 parts=container.parts, usage=usage, keep=keep, kept=cycle.kept if cycle else None, max_rows=self.ubatch,
                                  settings=settings)
         region = container.resident
-        resident = self.store.resident(region.offset, region.nbytes, progress) - region.offset
-        weights = find_weights(container, model, resident, self.store.map_address)
+        if layers:
+            addresses = layers.load(self.store, progress)
+        else:
+            start = self.store.resident([(region.offset, region.nbytes)], progress)[0] - region.offset
+            addresses = {t.name: start + t.offset for t in container.tensors.values() if not t.gather}
+        weights = find_weights(container, model, addresses, self.store.map_address)
         self.tallies: dict[str, Tally] = {}
         if calibrate:
             weights, experts, self.tallies = with_tallies(weights, experts, self.program)
         self._executor = Executor(self.program, weights, experts, ctx=self.ctx,
                                   ubatch=self.ubatch, max_out=MAX_OUT, kv=self.kv, n_threads=self.n_threads, store=self.store,
-                                  lookahead=lookahead, groups=self.plan.groups)
+                                  lookahead=lookahead, groups=self.plan.groups, records=layers.places if layers else {})
         self.store.warm()
         self._logits = np.zeros((MAX_OUT, pad16(self.vocab)), np.float32)
         self._limits = sorted({limit for rope in self.program.ropes for limit, _, _ in rope.regimes()})
@@ -218,12 +224,17 @@ class Engine:
         return self.store.counters()["wait_ns"] / 1e9
 
     def release(self) -> None:
-        """Gives the memory of experts back, but for what a pass needs at least. Between passes, from the thread that runs them."""
-        self._hold(min(self.plan.cache, FileSizes.of(self.container).least_cache))
+        """Gives the memory of what streams back, but for what a pass needs at least. Between passes, from the thread that runs them."""
+        if self.plan.cycle:
+            with self._alone():
+                self.store.empty()
+        else:
+            self._hold(min(self.plan.cache, FileSizes.of(self.container).least_cache))
 
     def restore(self) -> None:
         """Takes that memory again, and fills it in the background."""
-        self._hold(self.plan.cache)
+        if not self.plan.cycle:
+            self._hold(self.plan.cache)
         self.store.warm()
 
     def _hold(self, cache: int) -> None:
@@ -284,7 +295,7 @@ def plan_for(container: Container, model: Model, *, ctx: int | None = None, sess
         budget = None if free is None else free + used
         if budget is None:
             log.warn("the system does not say how much memory is available; planning as if everything fits (set --ram)")
-    return plan(model, FileSizes.of(container), ctx=ctx, sessions=sessions, ubatch=ubatch, kv=kv or ("f32" if all_f32(container) else "f16"), n_threads=n_threads,
+    return plan(model, dense.sizes(container, model), ctx=ctx, sessions=sessions, ubatch=ubatch, kv=kv or ("f32" if all_f32(container) else "f16"), n_threads=n_threads,
                 budget=budget, process=beside + (used + GROWTH_BYTES if used else PROCESS_BYTES), option=option)
 
 

@@ -30,7 +30,8 @@ cdef class Executor:
     """Runs passes of up to `ubatch` tokens. One at a time, from one thread.
 
     store: brings expert records and rows of gathered tables in; None: they lie at MoeRef.base and WeightRef.address. lookahead: ranks
-    that lookahead ops guess. groups: ubatches that run_groups takes at once.
+    that lookahead ops guess. groups: ubatches that run_groups takes at once. records: decoder layer -> (the store's layer, offset in
+    its file) of layers of a dense model that stream.
     """
     cdef mg_exec e
     cdef object arena
@@ -53,7 +54,7 @@ cdef class Executor:
         memset(&self.e, 0, sizeof(mg_exec))
 
     def __init__(self, program, weights: dict, moe: list, *, ctx: int, ubatch: int, max_out: int, kv: str, n_threads: int,
-                 store=None, lookahead: int = 0, groups: int = 1):
+                 store=None, lookahead: int = 0, groups: int = 1, records: dict = {}):
         self.flag = &self.own_flag
         if store is not None:
             self.store = store
@@ -63,7 +64,7 @@ cdef class Executor:
         self.arena = Arena()
         self.vocab = program.model.vocab
         self._buffers(program, ctx)
-        self._ops(program, weights, moe, ctx, kv)
+        self._ops(program, weights, moe, ctx, kv, records)
         self.e.pool = _core.pool_new(n_threads)
         if self.e.pool == NULL:
             raise InternalError(f"thread pool of {n_threads} threads could not be made")
@@ -131,7 +132,7 @@ cdef class Executor:
         self.e.blocks = <int32_t *>self.take((S + 1) * 4)
         self.e.jobs = <mg_job *>self.take((max(2 * experts, heads) + 4) * _core.job_bytes())
 
-    def _ops(self, program, weights: dict, moe: list, ctx: int, kv: str):
+    def _ops(self, program, weights: dict, moe: list, ctx: int, kv: str, records: dict):
         cdef mg_op *ops = <mg_op *>self.take(len(program.ops) * sizeof(mg_op))
         cdef mg_attn_layer *attn = <mg_attn_layer *>self.take((len(program.readers) + 1) * sizeof(mg_attn_layer))
         cdef mg_moe_layer *layers = <mg_moe_layer *>self.take((len(program.moe) + 1) * sizeof(mg_moe_layer))
@@ -164,6 +165,7 @@ cdef class Executor:
             fill_mixer(self.arena, &mixers[i], m, i, weights, buffers)
         for i, op in enumerate(program.ops):
             fill_op(&ops[i], op, weights)
+            ops[i].record = records.get(op.layer, (-1, 0))[0]
             if op.attn_index >= 0:
                 ops[i].attn = &attn[op.attn_index]
                 if op.attn_index in indexed:
@@ -174,7 +176,10 @@ cdef class Executor:
                 ops[i].moe = &layers[op.moe_index]
             if op.mixer_index >= 0:
                 ops[i].mixer = &mixers[op.mixer_index]
-        self.e.ops, self.e.n_ops = ops, len(program.ops)
+        self.e.ops, self.e.n_ops, self.e.layer_held = ops, len(program.ops), -1
+        self.e.layers = <mg_layer_record *>self.take((len(records) + 1) * sizeof(mg_layer_record))
+        for i, offset in records.values():
+            self.e.layers[i].offset = offset
 
     @property
     def nbytes(self) -> int:
@@ -216,7 +221,7 @@ cdef class Executor:
         self._check(status)
 
     def run_groups(self, tokens, pos, seq, states: list, seq_len, out_rows: list, logits, progress=None):
-        """A long prompt, layer by layer over groups of ubatch tokens, so that each expert is brought in once for all of them.
+        """A long prompt, layer by layer over groups of ubatch tokens, so that each record is brought in once for all of them.
 
         As run, with at most groups * ubatch tokens; out_rows: [n_out] rows inside each group. progress(ops done, ops in all).
         Raises Cancelled, IOFailure: then no token of the call has been evaluated.

@@ -3,7 +3,7 @@
 The container has validated sizes and bounds; here each tensor's shape, layout and kind is held against the Model, so that the
 C code reads what it was told. Nothing is copied.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from moegg.arch import Model
 from moegg.engine.program import Program
@@ -30,9 +30,9 @@ def form(shape: tuple[int, ...], gather: bool = False, role: str = "") -> tuple[
     return ROW_MAJOR if len(shape) == 1 or gather else INTERLEAVED, "f32" if len(shape) == 1 or role == "aux" else ANY
 
 
-def find_weights(container: Container, model: Model, resident: int, mapped: int) -> dict[str, WeightRef]:
-    """Name -> WeightRef of all tensors outside records. resident, mapped: where byte 0 of the file would be, as resident weights
-    and looked-up tables see it. Raises FormatError for a tensor too many, too few or of another form."""
+def find_weights(container: Container, model: Model, addresses: Mapping[str, int], mapped: int) -> dict[str, WeightRef]:
+    """Name -> WeightRef of all tensors outside records. addresses: of those that stay in memory; the others but looked-up tables
+    stream. mapped: where byte 0 of the file would be, as looked-up tables see it. Raises FormatError for a tensor too many, too few or of another form."""
     refuse, refs = _refuse(container), {}
     wanted = {t.name: t for t in model.tensors()}
     if extra := sorted(container.tensors.keys() - wanted.keys()):
@@ -44,8 +44,8 @@ def find_weights(container: Container, model: Model, resident: int, mapped: int)
         got = None if info is None else (info.shape, info.gather, info.layout, info.quant if want[3] == "f32" else ANY)
         if got != want:
             raise refuse(f"tensor {name!r}: shape, gather, layout, quant", got, want)
-        refs[name] = WeightRef((mapped if t.gather else resident) + info.offset, info.quant, *((1, t.shape[0]) if vector else t.shape), t.gather,
-                               info.offset if t.gather else -1)
+        address = mapped + info.offset if t.gather else addresses.get(name, 0)
+        refs[name] = WeightRef(address, info.quant, *((1, t.shape[0]) if vector else t.shape), t.gather, -1 if name in addresses else info.offset)
     return refs
 
 

@@ -31,8 +31,8 @@ _SCORES = {"softmax": MG_SCORE_SOFTMAX, "sigmoid": MG_SCORE_SIGMOID, "sparsemixe
 
 @dataclass(frozen=True)
 class WeightRef:
-    """Where a tensor lies in memory. rows, cols: its matrix shape (1-D: rows = 1). file_at: where a gathered table lies in the file of
-    the store that brings its rows in; tally: address of its mg_tally, or 0."""
+    """Where a tensor lies in memory. rows, cols: its matrix shape (1-D: rows = 1). file_at: where a gathered table, or a matrix
+    that streams and has no address, lies in the file of the store that brings it in; tally: address of its mg_tally, or 0."""
     address: int
     quant: str
     rows: int

@@ -33,7 +33,7 @@ class Residency:
 
 
 def choose(io: str, *, ram_given: bool, experts: int, cache: int, profile: Rates | None = None) -> Residency:
-    """io: --io. ram_given: --ram is a size, not auto. experts, cache: bytes of all records and of those that fit at once.
+    """io: --io. ram_given: --ram is a size, not auto. experts, cache: bytes of all records, of experts or layers, and of those that fit at once.
 
     Raises UsageError for an unknown --io.
     """
@@ -43,7 +43,7 @@ def choose(io: str, *, ram_given: bool, experts: int, cache: int, profile: Rates
     if io != AUTO:
         return Residency(io, not fits, f"--io {io}")
     if fits:
-        return Residency(PAGE_CACHE, False, "all experts fit into memory" if experts else "no experts")
+        return Residency(PAGE_CACHE, False, "all experts fit into memory" if experts else "nothing streams")
     measured = {m: profile.cost(m) for m in (PAGE_CACHE, DIRECT)} if profile else {}
     if all(measured.get(m) for m in (PAGE_CACHE, DIRECT)):
         ratio = measured[PAGE_CACHE] / measured[DIRECT]
@@ -54,5 +54,5 @@ def choose(io: str, *, ram_given: bool, experts: int, cache: int, profile: Rates
     if ram_given:
         return Residency(DIRECT, True, "--ram is below what the file needs")
     if experts >= FAR_LARGER * cache:
-        return Residency(DIRECT, True, f"the experts are {experts / max(cache, 1):.1f} times what fits")
-    return Residency(PAGE_CACHE, True, "the experts nearly fit, and the page cache keeps what it can")
+        return Residency(DIRECT, True, f"what streams is {experts / max(cache, 1):.1f} times what fits")
+    return Residency(PAGE_CACHE, True, "what streams nearly fits, and the page cache keeps what it can")

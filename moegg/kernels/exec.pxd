@@ -148,7 +148,7 @@ cdef extern from "exec.h" nogil:
         const uint8_t *const *shard
         mg_norm norm_key, norm_query, norm_conv
     ctypedef struct mg_op:
-        int32_t kind, layer, src, src2, src3, dst, n_mats
+        int32_t kind, layer, record, src, src2, src3, dst, n_mats
         int32_t mat_dst[3]
         mg_mat mat[3]
         int32_t n, act, at
@@ -169,9 +169,12 @@ cdef extern from "exec.h" nogil:
         void *v
     struct mg_job:
         pass
+    ctypedef struct mg_layer_record:
+        int64_t offset
+        const uint8_t *at
     ctypedef struct mg_exec:
         mg_pool *pool
-        const mg_op *ops
+        mg_op *ops
         int32_t n_ops, max_tokens, max_out, max_pairs, max_experts
         float **buf
         int64_t *ld
@@ -204,6 +207,8 @@ cdef extern from "exec.h" nogil:
         int32_t *route_idx
         float *route_w
         mg_store *store
+        mg_layer_record *layers
+        int32_t layer_held
         int32_t lookahead
         int32_t n_tokens, n_out
         const int32_t *token

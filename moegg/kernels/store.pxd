@@ -8,7 +8,8 @@ cdef class Store:
     cdef mg_store *ptr
     cdef int32_t flag                    # non-zero: waits end
     cdef readonly str path
-    cdef readonly list numbers           # decoder layers that have experts
+    cdef readonly list numbers           # decoder layers that have records
+    cdef readonly bint cycle             # records are layers of a dense model
     cdef readonly int64_t count          # records in all
     cdef fail(self, mg_io_error *e)
     cdef raise_for(self, int status)

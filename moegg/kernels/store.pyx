@@ -32,12 +32,13 @@ def _text(number):
 cdef class Store:
     """The expert store (csrc/store.h) of one file; moegg/io/store.py makes and explains it. One thread calls, any may cancel.
 
-    layers: (n, top_k, base, stride, record_bytes, slot int32 [n]) for each layer that has experts, `numbers` their layer numbers.
+    layers: (n, top_k, base, stride, record_bytes, slot int32 [n]) for each layer that has records, `numbers` their layer numbers.
+    kept: None, or of a cycle of layers with one record each: the indices of those that stay.
     parts: (path, identity) of each part of a file that lies on the disk in several, else empty.
     hook: address of an mg_read_hook, for tests. Raises BudgetTooSmall, IOFailure.
     """
 
-    def __cinit__(self, path, identity, layers, numbers, budget, *, parts=(), max_budget=0, direct=False, exact=False, fresh=False, copy=False,
+    def __cinit__(self, path, identity, layers, numbers, budget, *, parts=(), max_budget=0, kept=None, direct=False, exact=False, fresh=False, copy=False,
                   n_threads=4, max_rows=1, min_part=256 << 10, max_part=4 << 20, half_life=256.0, hook=0):
         cdef mg_store_config c
         cdef mg_io_error error
@@ -66,6 +67,13 @@ cdef class Store:
         c.file.hook, c.file.hook_ctx = <mg_read_hook><uintptr_t>hook, NULL
         c.n_layers, c.layers = <int32_t>len(layers), l
         c.budget, c.max_budget, c.n_threads = budget, max_budget, n_threads
+        cdef uint8_t[::1] keep_flags
+        self.cycle, c.keep = kept is not None, NULL
+        if kept is not None:
+            flags = np.zeros(max(len(layers), 1), np.uint8)
+            flags[list(kept)] = 1
+            keep_flags = flags
+            c.keep = &keep_flags[0]
         c.min_part, c.max_part, c.half_life, c.cancel = min_part, max_part, half_life, &self.flag
         with nogil:
             self.ptr = S.open(&c, &error)
@@ -76,7 +84,7 @@ cdef class Store:
         if error.kind != MG_IO_ERRNO:
             self.fail(&error)
         if error.os_errno == errno.ENOMEM:
-            raise NoRoom(f"{self.path}: expert cache of {fmt_bytes(budget)}: the system gives no memory", "no-memory")
+            raise NoRoom(f"{self.path}: {self.noun} cache of {fmt_bytes(budget)}: the system gives no memory", "no-memory")
         raise IOFailure(f"{self.path}: cannot be opened: {_text(error.os_errno)}", "io-open")
 
     def __dealloc__(self):
@@ -84,7 +92,8 @@ cdef class Store:
             S.close(self.ptr)
 
     cdef fail(self, mg_io_error *e):
-        what = f"expert {e.expert} of layer {self.numbers[e.layer]}: " if e.layer >= 0 else ""
+        layer = f"layer {self.numbers[e.layer]}: " if e.layer >= 0 else ""
+        what = f"expert {e.expert} of {layer}" if layer and not self.cycle else layer
         where = f"{self.path}: {what}"
         if e.kind == MG_IO_CHANGED:
             raise IOFailure(f"{where}the file was changed, cut or replaced while it was in use; open it again", "file-changed")
@@ -92,12 +101,12 @@ cdef class Store:
             raise IOFailure(f"{where}the file ends at byte {e.offset}, expected {e.nbytes} B more; it was cut while it was read",
                             "file-changed")
         if e.kind == MG_IO_BUDGET:
-            raise BudgetTooSmall(f"{where}expert cache: got too little, expected at least {e.nbytes} B ({fmt_bytes(e.nbytes)})",
+            raise BudgetTooSmall(f"{where}{self.noun} cache: got too little, expected at least {e.nbytes} B ({fmt_bytes(e.nbytes)})",
                                  "budget-small")
         if e.kind == MG_IO_FORKED:
             raise BadRequest(f"{where}the process was forked after the model was opened; open it in the child", "forked")
         if e.kind == MG_IO_STUCK:
-            raise InternalError(f"{where}expert cache of {e.nbytes} B is full of records in use")
+            raise InternalError(f"{where}{self.noun} cache of {e.nbytes} B is full of records in use")
         raise IOFailure(f"{where}read of {e.nbytes} B at byte {e.offset} failed: {_text(e.os_errno)}", "io-read")
 
     cdef raise_for(self, int status):
@@ -105,7 +114,7 @@ cdef class Store:
         if status == E_CANCEL:
             raise Cancelled("read: stopped on request", "cancelled")
         if status == E_NOMEM:
-            raise BudgetTooSmall(f"{self.path}: expert cache: the budget is outside what this store was made for", "budget-small")
+            raise BudgetTooSmall(f"{self.path}: {self.noun} cache: the budget is outside what this store was made for", "budget-small")
         if status == E_FETCH:
             S.error(self.ptr, &e)
             self.fail(&e)
@@ -113,6 +122,11 @@ cdef class Store:
     def check(self, status: int):
         """Raises what an executor status of this store means, if it is one of the store's."""
         self.raise_for(status)
+
+    @property
+    def noun(self) -> str:
+        """What one record is."""
+        return "layer" if self.cycle else "expert"
 
     def cancel(self):
         """Ends the wait that runs, or the next one; safe from any thread and a signal handler."""
@@ -137,6 +151,13 @@ cdef class Store:
         cdef int status
         with nogil:
             status = S.set_budget(self.ptr, budget)
+        self.raise_for(status)
+
+    def empty(self):
+        """Between passes: all records go, kept ones too, until they are wanted again. Raises Cancelled."""
+        cdef int status
+        with nogil:
+            status = S.empty(self.ptr)
         self.raise_for(status)
 
     def seed(self, uses, int32_t keep=0) -> int:
@@ -205,6 +226,10 @@ cdef class Store:
         S.predict(self.ptr, layer, <int32_t>experts.shape[0], &experts[0])
 
 
+    def next(self, int32_t layer):
+        S.next(self.ptr, layer)
+
+
 def store_minimum(layers) -> int:
     """Bytes below which no store works: 2 * top_k records. layers: (n, top_k, record_bytes)."""
     cdef int64_t need = 0
@@ -218,16 +243,20 @@ def store_minimum(layers) -> int:
 cdef class ExpertPolicy:
     """The cache policy alone (csrc/policy.h), for replay of recorded routing and for its tests.
 
-    n_experts, top_k, record_bytes: one entry per layer. Raises BudgetTooSmall.
+    n_experts, top_k, record_bytes: one entry per layer. kept: of a cycle, the layers that stay. Raises BudgetTooSmall.
     """
     cdef mg_policy *ptr
 
-    def __cinit__(self, n_experts, top_k, record_bytes, int64_t budget, double half_life=256.0):
+    def __cinit__(self, n_experts, top_k, record_bytes, int64_t budget, double half_life=256.0, kept=None):
         cdef mg_policy_config c
         cdef int32_t[::1] n = np.array(n_experts, np.int32), k = np.array(top_k, np.int32)
         cdef int64_t[::1] b = np.array(record_bytes, np.int64)
         c.n_layers, c.n_experts, c.top_k, c.record_bytes = <int32_t>n.shape[0], &n[0], &k[0], &b[0]
-        c.budget, c.half_life = budget, half_life
+        c.budget, c.half_life, c.keep = budget, half_life, NULL
+        cdef uint8_t[::1] flags
+        if kept is not None:
+            flags = np.array([i in kept for i in range(len(n_experts))], np.uint8)
+            c.keep = &flags[0]
         self.ptr = P.make(&c)
         if self.ptr == NULL:
             raise BudgetTooSmall(f"expert cache: got {budget} B, expected at least {P.minimum(&c)}", "budget-small")
@@ -274,7 +303,8 @@ cdef class ExpertPolicy:
 
     def admit(self, id: int, how: str = "demand") -> list | None:
         """Ids evicted to make room for `id`, which is loading now; None if there is no room."""
-        cdef int n = P.admit(self.ptr, id, {"demand": MG_ADMIT_DEMAND, "guess": MG_ADMIT_GUESS, "free": MG_ADMIT_FREE}[how])
+        cdef int n = P.admit(self.ptr, id, {"demand": MG_ADMIT_DEMAND, "guess": MG_ADMIT_GUESS, "free": MG_ADMIT_FREE,
+                                                "next": MG_ADMIT_NEXT}[how])
         return None if n < 0 else [P.evicted(self.ptr)[i] for i in range(n)]
 
     def loaded(self, id: int):
@@ -282,6 +312,10 @@ cdef class ExpertPolicy:
 
     def failed(self, id: int):
         P.failed(self.ptr, id)
+
+    def drop(self, id: int) -> bool:
+        """Whether it went: a record that nobody uses and that is not kept."""
+        return P.drop(self.ptr, id) > 0
 
     def set_budget(self, budget: int) -> list | None:
         """Ids evicted; None if the budget is below the minimum."""

@@ -37,6 +37,7 @@ cdef extern from "store.h" nogil:
         int32_t n_threads, max_rows, copy
         int64_t min_part, max_part
         double half_life
+        const uint8_t *keep
         const int32_t *cancel
     ctypedef struct mg_counters:
         int64_t hits, misses, demanded, predicted, wasted, warmed, loaded, reads, retries, evictions, wait_ns, faults
@@ -54,10 +55,12 @@ cdef extern from "policy.h" nogil:
         const int64_t *record_bytes
         int64_t budget
         double half_life
+        const uint8_t *keep
     enum:
         MG_ADMIT_DEMAND
         MG_ADMIT_GUESS
         MG_ADMIT_FREE
+        MG_ADMIT_NEXT
 
 cdef extern from "calls.h" nogil:
     ctypedef struct mg_store_calls:
@@ -74,6 +77,7 @@ cdef extern from "calls.h" nogil:
         void (*release)(mg_store *s, int32_t layer, int32_t m, const int32_t *which, const int32_t *experts,
                         uint8_t *state) noexcept nogil
         void (*predict)(mg_store *s, int32_t layer, int32_t n, const int32_t *experts) noexcept nogil
+        void (*next)(mg_store *s, int32_t layer) noexcept nogil
         int32_t (*seed)(mg_store *s, const double *uses, int32_t per_layer) noexcept nogil
         void (*warm)(mg_store *s) noexcept nogil
         int64_t (*warming)(mg_store *s) noexcept nogil
@@ -81,6 +85,7 @@ cdef extern from "calls.h" nogil:
         int (*load)(mg_store *s, int64_t offset, int64_t nbytes, void *dst) noexcept nogil
         void *(*alloc)(mg_store *s, int64_t nbytes) noexcept nogil
         int (*set_budget)(mg_store *s, int64_t budget) noexcept nogil
+        int (*empty)(mg_store *s) noexcept nogil
         void (*counters)(mg_store *s, mg_counters *out) noexcept nogil
         void (*error)(mg_store *s, mg_io_error *out) noexcept nogil
     ctypedef struct mg_policy_calls:
@@ -101,6 +106,8 @@ cdef extern from "calls.h" nogil:
         const int32_t *(*evicted)(const mg_policy *p) noexcept nogil
         void (*loaded)(mg_policy *p, int32_t id) noexcept nogil
         void (*failed)(mg_policy *p, int32_t id) noexcept nogil
+        int32_t (*drop)(mg_policy *p, int32_t id) noexcept nogil
+        int32_t (*drop_all)(mg_policy *p) noexcept nogil
         int32_t (*set_budget)(mg_policy *p, int64_t budget) noexcept nogil
         int (*keep)(mg_policy *p, int32_t id) noexcept nogil
         void (*seed)(mg_policy *p, int32_t id, double uses) noexcept nogil

@@ -16,6 +16,7 @@ typedef struct {
     int (*wait)(mg_store *s, int32_t layer, int32_t n, const int32_t *experts, const uint8_t **records, uint8_t *state);
     void (*release)(mg_store *s, int32_t layer, int32_t m, const int32_t *which, const int32_t *experts, uint8_t *state);
     void (*predict)(mg_store *s, int32_t layer, int32_t n, const int32_t *experts);
+    void (*next)(mg_store *s, int32_t layer);
     int32_t (*seed)(mg_store *s, const double *uses, int32_t per_layer);
     void (*warm)(mg_store *s);
     int64_t (*warming)(mg_store *s);
@@ -23,6 +24,7 @@ typedef struct {
     int (*load)(mg_store *s, int64_t offset, int64_t nbytes, void *dst);
     void *(*alloc)(mg_store *s, int64_t nbytes);
     int (*set_budget)(mg_store *s, int64_t budget);
+    int (*empty)(mg_store *s);
     void (*counters)(mg_store *s, mg_counters *out);
     void (*error)(mg_store *s, mg_io_error *out);
 } mg_store_calls;
@@ -45,6 +47,8 @@ typedef struct {
     const int32_t *(*evicted)(const mg_policy *p);
     void (*loaded)(mg_policy *p, int32_t id);
     void (*failed)(mg_policy *p, int32_t id);
+    int32_t (*drop)(mg_policy *p, int32_t id);
+    int32_t (*drop_all)(mg_policy *p);
     int32_t (*set_budget)(mg_policy *p, int64_t budget);
     int (*keep)(mg_policy *p, int32_t id);
     void (*seed)(mg_policy *p, int32_t id, double uses);

@@ -48,7 +48,10 @@ static int run_op(mg_exec *e, const mg_op *op) {
 static int run_ops(mg_exec *e, int32_t first, int32_t end) {
     int64_t last = e->op_ns ? now_ns() : 0;
     for (int32_t i = first; i < end; i++) {
-        const int status = e->cancel && *e->cancel ? MG_E_CANCEL : run_op(e, &e->ops[i]);
+        const mg_op *op = &e->ops[i];
+        int status = e->cancel && *e->cancel ? MG_E_CANCEL : MG_OK;
+        if (status == MG_OK && op->record != e->layer_held) status = mg_layer_enter(e, i);
+        if (status == MG_OK) status = run_op(e, op);
         if (status != MG_OK) {
             mg_moe_drop(e);
             return status;
@@ -69,12 +72,13 @@ int mg_in_pass;                                 /* alloc_guard.h */
 static int guarded_ops(mg_exec *e, int32_t first, int32_t end) {
 #if defined(MOEGG_DEBUG)
     mg_in_pass = 1;
-    const int status = run_ops(e, first, end);
-    mg_in_pass = 0;
-    return status;
-#else
-    return run_ops(e, first, end);
 #endif
+    const int status = run_ops(e, first, end);
+    mg_layer_leave(e);
+#if defined(MOEGG_DEBUG)
+    mg_in_pass = 0;
+#endif
+    return status;
 }
 
 int mg_exec_begin(mg_exec *e, int32_t n_tokens) { return e->store ? mg_store_pass(e->store, n_tokens) : MG_OK; }

@@ -20,7 +20,7 @@ typedef struct {
     const uint8_t *w;        /* interleaved, or row-major when `gather` is set */
     const float *bias;       /* NULL: none */
     int32_t quant, rows, cols, gather;
-    int64_t file_at;         /* where a gathered table lies in the store's file, -1: it lies in memory */
+    int64_t file_at;         /* where a gathered table or a streamed matrix lies in the store's file, -1: it lies in memory */
     mg_tally *tally;         /* NULL: nobody calibrates */
 } mg_mat;
 
@@ -100,7 +100,7 @@ enum { MG_OP_EMBED, MG_OP_NORM, MG_OP_LINEAR, MG_OP_ROPE_KV, MG_OP_ATTENTION, MG
        MG_OP_HEADS, MG_OP_LATENT, MG_OP_GATE_HEADS };
 
 typedef struct {
-    int32_t kind, layer;
+    int32_t kind, layer, record;                /* record: of exec's, that holds this op's matrices; -1: they stay in memory */
     int32_t src, src2, src3, dst;               /* buffer ids */
     int32_t n_mats, mat_dst[3];
     mg_mat mat[3];
@@ -117,6 +117,12 @@ typedef struct {
     const mg_ngram *ngram;
 } mg_op;
 
+/* The matrices of one layer of a dense model that streams; its ops are neighbours. */
+typedef struct {
+    int64_t offset;                             /* in the store's file */
+    const uint8_t *at;                          /* where its matrices point to now */
+} mg_layer_record;
+
 #define MG_ATTN_ITEMS 16     /* attention items that share one walk over the keys */
 
 typedef struct { void *k, *v; } mg_kv;          /* one session, one attention layer */
@@ -125,7 +131,7 @@ typedef struct { float *raw, *blocks; } mg_index;
 typedef struct {
     /* set up once */
     mg_pool *pool;
-    const mg_op *ops;
+    mg_op *ops;
     int32_t n_ops, max_tokens, max_out, max_pairs, max_experts;
     float **buf;
     int64_t *ld;
@@ -153,6 +159,8 @@ typedef struct {
     int32_t *route_idx;      /* [max_tokens, top_k] */
     float *route_w;
     mg_store *store;         /* NULL: all experts lie in memory, at base + slot * stride */
+    mg_layer_record *layers; /* layers of a dense model that streams: record i is the store's layer i */
+    int32_t layer_held;      /* the record that ops may read, -1: none */
     int32_t lookahead;       /* ranks per token that MG_OP_LOOKAHEAD guesses, at most top_k; 0: none */
     /* per pass */
     int32_t n_tokens, n_out;

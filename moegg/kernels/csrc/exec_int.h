@@ -38,6 +38,10 @@ static inline void mg_norm_row(const mg_norm *m, const float *x, int64_t n, floa
     else if (m->kind == MG_NORM_LAYER) mg_ops.layernorm(x, m->w, m->b, m->eps, n, y);
 }
 
+/* Lets go of the record that is held and brings in that of op `first`, for it and its neighbours. MG_OK, MG_E_CANCEL, MG_E_FETCH. */
+int mg_layer_enter(mg_exec *e, int32_t first);
+void mg_layer_leave(mg_exec *e);
+
 int mg_op_embed(mg_exec *e, const mg_op *op);            /* MG_OK, MG_E_FETCH */
 void mg_op_norm(mg_exec *e, const mg_op *op);
 void mg_op_linear(mg_exec *e, const mg_op *op);

@@ -35,20 +35,21 @@ struct mg_policy {
     ranked *sorted;          /* [count] scratch of warm_order */
     int32_t *evicted;        /* [count] */
     int32_t n_evicted;
-    int64_t budget, minimum, used, kept, total; /* bytes; total: of all records */
+    int64_t budget, minimum, used, kept, kept_used, total;      /* bytes; kept: of what shall stay, kept_used: in memory; total: of all */
     double unit, growth;     /* growth: doublings of unit per token */
     uint32_t pass;
     int scan;
 };
 
 int64_t mg_policy_minimum(const mg_policy_config *c) {
-    int64_t most = 0;
+    int64_t most = 0, kept = 0;
     for (int32_t i = 0; i < c->n_layers; i++) {
         const int64_t n = 2 * (int64_t)c->top_k[i] * c->record_bytes[i], all = c->n_experts[i] * c->record_bytes[i];
         const int64_t need = n < all ? n : all;
-        most = need > most ? need : most;
+        if (c->keep && c->keep[i]) kept += need;
+        else most = need > most ? need : most;
     }
-    return most;
+    return kept + most;
 }
 
 mg_policy *mg_policy_new(const mg_policy_config *c) {
@@ -76,7 +77,9 @@ mg_policy *mg_policy_new(const mg_policy_config *c) {
         p->bytes[i] = c->record_bytes[i];
         p->total += c->n_experts[i] * c->record_bytes[i];
         p->per_byte[i] = 1.0 / (double)c->record_bytes[i];
-        for (int32_t x = 0; x < c->n_experts[i]; x++, id++) p->e[id] = (entry){.layer = i, .heap = NO_HEAP};
+        const int8_t keep = c->keep && c->keep[i];
+        for (int32_t x = 0; x < c->n_experts[i]; x++, id++) p->e[id] = (entry){.layer = i, .heap = NO_HEAP, .kept = keep};
+        if (keep) p->kept += c->n_experts[i] * c->record_bytes[i];
     }
     p->first[c->n_layers] = id;
     p->budget = c->budget;
@@ -161,11 +164,21 @@ static void settle(mg_policy *p, int32_t id) {
     if (e->state == MG_READY && !e->pins && !e->kept) push(p, id);
 }
 
-static void evict(mg_policy *p, int32_t id) {
-    take_out(p, id);
+/* The bytes of a record that comes (1) or goes (-1). */
+static void count(mg_policy *p, int32_t id, int sign) {
+    p->used += sign * bytes_of(p, id);
+    if (p->e[id].kept) p->kept_used += sign * bytes_of(p, id);
+}
+
+static void lose(mg_policy *p, int32_t id) {
     p->e[id].state = MG_ABSENT;
     p->e[id].ahead = 0;
-    p->used -= bytes_of(p, id);
+    count(p, id, -1);
+}
+
+static void evict(mg_policy *p, int32_t id) {
+    take_out(p, id);
+    lose(p, id);
     p->evicted[p->n_evicted++] = id;
 }
 
@@ -244,10 +257,11 @@ void mg_policy_unpin(mg_policy *p, int32_t id) {
 int32_t mg_policy_admit(mg_policy *p, int32_t id, int how) {
     const int64_t need = bytes_of(p, id);
     /* a guess takes no place from another one, nor from what a scan waits for */
-    const int64_t may_go = how == MG_ADMIT_FREE ? 0 : p->loose[NOW] + (how == MG_ADMIT_DEMAND ? p->loose[AHEAD] : 0);
-    if (p->used - may_go + need > p->budget) return -1;
+    const int64_t may_go = how >= MG_ADMIT_FREE ? 0 : p->loose[NOW] + (how == MG_ADMIT_DEMAND ? p->loose[AHEAD] : 0);
+    const int64_t others = how == MG_ADMIT_NEXT && !p->e[id].kept ? p->kept - p->kept_used : 0;
+    if (p->used + others - may_go + need > p->budget) return -1;
     evict_to(p, p->budget - need, how == MG_ADMIT_GUESS);
-    p->used += need;
+    count(p, id, 1);
     p->e[id].state = MG_LOADING;
     p->e[id].ahead |= how == MG_ADMIT_GUESS;
     return p->n_evicted;
@@ -260,15 +274,24 @@ void mg_policy_loaded(mg_policy *p, int32_t id) {
     settle(p, id);
 }
 
-void mg_policy_failed(mg_policy *p, int32_t id) {
-    p->e[id].state = MG_ABSENT;
-    p->e[id].ahead = 0;
-    p->used -= bytes_of(p, id);
-}
+void mg_policy_failed(mg_policy *p, int32_t id) { lose(p, id); }
 
 void mg_policy_again(mg_policy *p, int32_t id) {
     take_out(p, id);
     p->e[id].state = MG_LOADING;
+}
+
+int32_t mg_policy_drop(mg_policy *p, int32_t id) {
+    p->n_evicted = 0;
+    if (p->e[id].heap != NO_HEAP) evict(p, id);
+    return p->n_evicted;
+}
+
+int32_t mg_policy_drop_all(mg_policy *p) {
+    p->n_evicted = 0;
+    for (int32_t id = 0; id < p->count; id++)
+        if (p->e[id].state == MG_READY && !p->e[id].pins) evict(p, id);
+    return p->n_evicted;
 }
 
 int32_t mg_policy_set_budget(mg_policy *p, int64_t budget) {
@@ -283,6 +306,7 @@ int mg_policy_keep(mg_policy *p, int32_t id) {
     if (p->e[id].kept) return 0;
     if (p->kept + bytes + p->minimum > p->budget) return -1;
     p->kept += bytes;
+    if (p->e[id].state != MG_ABSENT) p->kept_used += bytes;
     p->e[id].kept = 1;
     settle(p, id);
     return 0;

@@ -69,7 +69,7 @@ int mg_store_pass(mg_store *s, int32_t n_tokens) {
         s->faults_seen = faults;
     }
     s->more = 0;
-    s->scan = s->n_layers && (int64_t)n_tokens * s->layers[0].top_k >= s->layers[0].n;
+    s->scan = s->n_layers && !s->keep && (int64_t)n_tokens * s->layers[0].top_k >= s->layers[0].n;
     cancel_background(s, -1, 1);
     mg_policy_pass(s->policy, n_tokens, s->scan);
     s->n.tokens += n_tokens;
@@ -222,7 +222,20 @@ void mg_store_release(mg_store *s, int32_t layer, int32_t m, const int32_t *whic
         state[i] = MG_DONE;
         let_go(s, id);
         if (!mg_policy_pinned(s->policy, id) && s->items[id].queue == DEMAND) mg_st_cancel(s, id);
+        if (s->keep && !s->more) evicted(s, mg_policy_drop(s->policy, id));
     }
+    pthread_mutex_unlock(&s->lock);
+}
+
+void mg_store_next(mg_store *s, int32_t layer) {
+    pthread_mutex_lock(&s->lock);
+    for (int32_t k = 1; k < s->n_layers; k++) {
+        const int32_t id = mg_policy_id(s->policy, (layer + k) % s->n_layers, 0);
+        if (mg_policy_state(s->policy, id) != MG_ABSENT) continue;
+        if (mg_policy_admit(s->policy, id, MG_ADMIT_NEXT) < 0) break;
+        mg_st_begin(s, id, DEMAND, s->n_threads);
+    }
+    if (s->q[DEMAND].head >= 0) mg_st_wake(s, s->n_threads);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -357,31 +370,35 @@ int mg_store_rows(mg_store *s, int64_t offset, int64_t row_bytes, int32_t n, con
     return status;
 }
 
-int mg_store_set_budget(mg_store *s, int64_t budget) {
+/* Evicts down to `budget`, or everything (-1), and waits for what is being read or dropped. */
+static int shrink(mg_store *s, int64_t budget) {
     int status = MG_OK;
-    if (budget > s->max_budget) return MG_E_NOMEM;
     pthread_mutex_lock(&s->lock);
     cancel_background(s, -1, 0);
     s->n_warm = s->next_warm = 0;
     for (;;) {
-        const int32_t n = mg_policy_set_budget(s->policy, budget);
+        const int32_t n = budget < 0 ? mg_policy_drop_all(s->policy) : mg_policy_set_budget(s->policy, budget);
         if (n < 0) {
             status = MG_E_NOMEM;
             break;
         }
         evicted(s, n);
-        const int reading = s->busy[DEMAND] + s->busy[BACK], dropping = s->busy[DROP] + (s->q[DROP].head >= 0);
-        if (!dropping && (mg_policy_used(s->policy) <= budget || !reading)) break;
+        const int reading = s->busy[DEMAND] + s->busy[BACK] + (s->q[DEMAND].head >= 0), dropping = s->busy[DROP] + (s->q[DROP].head >= 0);
+        if (!dropping && (mg_policy_used(s->policy) <= most(budget, 0) || !reading)) break;
         if (cancelled(s)) {
             status = MG_E_CANCEL;
             break;
         }
         mg_st_sleep(s);
     }
-    if (s->slots) mg_slots_trim(s->slots, mg_policy_budget(s->policy));
+    if (s->slots) mg_slots_trim(s->slots, budget < 0 ? 0 : mg_policy_budget(s->policy));
     pthread_mutex_unlock(&s->lock);
     return status;
 }
+
+int mg_store_set_budget(mg_store *s, int64_t budget) { return budget < 0 || budget > s->max_budget ? MG_E_NOMEM : shrink(s, budget); }
+
+int mg_store_empty(mg_store *s) { return shrink(s, -1); }
 
 void mg_store_counters(mg_store *s, mg_counters *out) {
     pthread_mutex_lock(&s->lock);

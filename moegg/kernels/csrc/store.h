@@ -1,10 +1,13 @@
-/* store.h - the expert store: brings expert records into memory under a byte budget, with I/O threads of its own.
+/* store.h - the store: brings expert records, or the layers of a dense model, into memory under a byte budget, with I/O threads
+ * of its own.
  *
  * Two residencies behind one interface. Direct: records in anonymous slots, read past the page cache. Page cache: the mapping
  * itself; the I/O threads bring exact extents in and drop them again. Which records stay is policy.h's business.
  * One owner thread calls; I/O threads (not the compute pool's) read. Order: demanded records, then bulk loads, and only while
  * none of these is queued or being read, guesses, then the warm-up. One lock guards everything but the reads themselves; a record
  * is published under it. Waits end when `cancel` is set. `layer` counts the layers that have experts.
+ * Layers of a dense model are used in a cycle, each once per pass: layers of one record, of which some stay (`keep`) and the
+ * others are forgotten as soon as they were used and read again in time (mg_store_next).
  */
 #ifndef MOEGG_STORE_H
 #define MOEGG_STORE_H
@@ -30,6 +33,7 @@ typedef struct {
     int64_t min_part, max_part;               /* bytes that one read of a record has at least and at most; multiples of 16 KiB */
     int32_t copy;                             /* fill the page cache by reads whose copy is thrown away, not by advice */
     double half_life;                         /* tokens, see policy.h */
+    const uint8_t *keep;                      /* NULL, or a cycle: [n_layers] layers of one record each, 1: it stays */
     volatile const int32_t *cancel;           /* NULL, or non-zero: waits end */
 } mg_store_config;
 
@@ -72,6 +76,9 @@ void mg_store_release(mg_store *s, int32_t layer, int32_t m, const int32_t *whic
 /* Guesses what a later layer will need, most likely first. Takes what fits; dropped unread when that layer asks for others. */
 void mg_store_predict(mg_store *s, int32_t layer, int32_t n, const int32_t *experts);
 
+/* Of a cycle: the records that come after `layer` are queued in their order, as many as there is room for. */
+void mg_store_next(mg_store *s, int32_t layer);
+
 /* Usage history: uses [records over all layers], then keep the `per_layer` most used of each layer for good, as far as they fit.
  * Returns how many are kept. Before the first pass. */
 int32_t mg_store_seed(mg_store *s, const double *uses, int32_t per_layer);
@@ -90,6 +97,8 @@ int mg_store_rows(mg_store *s, int64_t offset, int64_t row_bytes, int32_t n, con
 
 /* Between passes. Evicts at once down to `budget`. MG_OK, MG_E_CANCEL, or MG_E_NOMEM outside minimum..max_budget. */
 int mg_store_set_budget(mg_store *s, int64_t budget);
+/* Between passes. All records go, kept ones too, until they are wanted again. MG_OK, MG_E_CANCEL. */
+int mg_store_empty(mg_store *s);
 void mg_store_counters(mg_store *s, mg_counters *out);
 void mg_store_error(mg_store *s, mg_io_error *out);                         /* of the last MG_E_FETCH */
 

@@ -57,6 +57,7 @@ struct mg_store {
     mg_store_layer *layers;       /* [n_layers]; their slot tables live in items */
     int32_t *cls;                 /* [n_layers] size class */
     int64_t *size;                /* [n_layers] bytes that a record takes of the budget: of its slot, if it has one */
+    uint8_t *keep;                /* [n_layers] NULL: not a cycle */
     int32_t *scratch;             /* [largest n] */
     item *items;                  /* [records] */
     struct { int32_t head, tail; } q[N_QUEUES];

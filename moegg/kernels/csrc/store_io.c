@@ -143,7 +143,10 @@ int mg_st_background_threads(const mg_store *s) { return s->scan ? s->n_threads 
 static int next_job(mg_store *s, job *j) {
     const int32_t old = s->q[DROP].head;
     if (old >= 0) {
-        *j = (job){.queue = DROP, .id = old, .offset = s->items[old].offset, .need = size_of(s, old)};
+        /* records of a cycle may share pages with their neighbours */
+        const int64_t lead = s->keep ? RECORD_ALIGN : 0;
+        const int64_t end = s->keep ? s->layers[mg_policy_layer(s->policy, old)].record_bytes : read_bytes(s, old);
+        *j = (job){.queue = DROP, .id = old, .offset = s->items[old].offset + lead, .need = end - lead};
         mg_st_take_off(s, old);
         s->busy[DROP]++;
         return 1;

@@ -18,7 +18,7 @@ static void policy_config(mg_policy_config *c, int32_t n, const mg_store_layer *
         top_k[i] = l[i].top_k;
         bytes[i] = record_size(&l[i]);
     }
-    *c = (mg_policy_config){n, experts, top_k, bytes, 0, 0};
+    *c = (mg_policy_config){n, experts, top_k, bytes, 0, 0, NULL};
 }
 
 int64_t mg_store_minimum(int32_t n_layers, const mg_store_layer *layers) {
@@ -45,6 +45,15 @@ static void share_slots(mg_policy_config *p, const mg_store_layer *l, int64_t *b
         for (int32_t j = 0; j < p->n_layers; j++)
             if (record_size(&l[j]) <= record_size(&l[i]) + record_size(&l[i]) / SHARE) bytes[i] = most(bytes[i], record_size(&l[j]));
     for (int32_t i = 0; mg_policy_minimum(p) > minimum && i < p->n_layers; i++) bytes[i] = record_size(&l[i]);
+}
+
+static int64_t cycle_minimum(const mg_store_config *c) {
+    int64_t kept = 0, place = 0;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        if (c->keep[i]) kept += record_size(&c->layers[i]);
+        else place = most(place, record_size(&c->layers[i]));
+    }
+    return kept + place;
 }
 
 static int make_slots(mg_store *s) {
@@ -83,19 +92,30 @@ static int make_items(mg_store *s, const mg_store_config *c) {
     return 1;
 }
 
+/* Layers of a cycle that do not stay take one another's places, whatever their sizes. */
+static void share_places(mg_store *s, const uint8_t *keep) {
+    int64_t place = 0;
+    memcpy(s->keep, keep, (size_t)s->n_layers);
+    for (int32_t i = 0; i < s->n_layers; i++) place = keep[i] ? place : most(place, s->size[i]);
+    for (int32_t i = 0; i < s->n_layers; i++) s->size[i] = keep[i] ? s->size[i] : place;
+}
+
 static int make(mg_store *s, const mg_store_config *c) {
     const size_t n = (size_t)c->n_layers + 1;
+    s->keep = c->keep ? malloc(n) : NULL;
     int32_t *experts = malloc(n * sizeof *experts), *top_k = malloc(n * sizeof *top_k);
     s->layers = malloc(n * sizeof *s->layers);
     s->cls = malloc(n * sizeof *s->cls);
     s->size = malloc(n * sizeof *s->size);
-    if (experts && top_k && s->layers && s->cls && s->size) {
+    if (experts && top_k && s->layers && s->cls && s->size && (s->keep || !c->keep)) {
         mg_policy_config p;
         memcpy(s->layers, c->layers, (size_t)c->n_layers * sizeof *s->layers);
         policy_config(&p, c->n_layers, c->layers, experts, top_k, s->size);
+        if (c->keep) share_places(s, c->keep);
+        p.keep = s->keep;
         p.budget = c->budget;
         p.half_life = c->half_life;
-        if (c->file.direct) share_slots(&p, c->layers, s->size);
+        if (c->file.direct && !c->keep) share_slots(&p, c->layers, s->size);
         s->policy = mg_policy_new(&p);
     }
     free(experts);
@@ -113,6 +133,7 @@ void mg_st_destroy(mg_store *s) {
     free(s->layers);
     free(s->cls);
     free(s->size);
+    free(s->keep);
     free(s->scratch);
     free(s->items);
     free(s->warm);
@@ -146,7 +167,7 @@ static void start_threads(mg_store *s, int n) {
 
 mg_store *mg_store_open(const mg_store_config *c, mg_io_error *error) {
     *error = (mg_io_error){MG_IO_ERRNO, ENOMEM, -1, -1, 0, c->budget};
-    const int64_t minimum = mg_store_minimum(c->n_layers, c->layers);
+    const int64_t minimum = c->keep ? cycle_minimum(c) : mg_store_minimum(c->n_layers, c->layers);
     if (c->budget < minimum) {
         *error = (mg_io_error){MG_IO_BUDGET, 0, -1, -1, 0, minimum};
         return NULL;
