@@ -5,6 +5,7 @@ the metadata. All metadata is kept, with its types, so that an export can be exa
 """
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,21 @@ from moegg.converters.hf import dump, inline_templates
 from moegg.converters.source import SourceTensor, clean_name, source_quant
 from moegg.errors import FormatError, UnsupportedModel
 from moegg.formats.gguf_split import GGUFSet
+from moegg.formats.rawfile import RawFile
 
 VECTOR_LIMIT = 4096                 # elements of a tensor that a config may be made of: rope factors have head_dim / 2
 DECAYS = ".ssm_a"                   # -exp(A_log): the file holds its logarithm, from which not every value comes back
 
 
 class GGUFSource:
-    """A GGUF file. Raises NotFound, FormatError, UnsupportedModel, IOFailure; see source.Source for the attributes."""
+    """A GGUF file; `opened` makes the reader of a part. Raises NotFound, FormatError, UnsupportedModel, IOFailure; see source.Source for
+    the attributes."""
     kind, default_quant = "gguf", "keep"
     scratch = 0
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, opened: Callable[[Path], RawFile] = RawFile):
         self.path, self.warnings = path, []
-        self._file = GGUFSet.open(path)
+        self._file = GGUFSet.open(path, opened)
         self.paths, self.files = self._file.paths, self._file.files
         meta = self._file.metadata
         if meta.get("general.type", "model") != "model":

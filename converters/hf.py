@@ -36,9 +36,7 @@ class HFSource:
         self.path, self.warnings, self.paths = folder, [], []
         text = self._bytes("config.json", JSON_LIMIT)
         if text is None:
-            ggufs = sorted(p.name for p in folder.glob("*.gguf"))
-            found = f"; it holds GGUF files, convert one of them: {', '.join(ggufs[:5])}" if ggufs else ""
-            raise NotFound(f"{folder}: no config.json; expected a Hugging Face model folder or a GGUF file{found}", "source-config")
+            raise NotFound(f"{folder}: no config.json; expected a Hugging Face model folder or a GGUF file{_ggufs(folder)}", "source-config")
         self.config = _object(text, folder / "config.json")
         settings(self.config, str(folder))
         self.module = _find_module(self.config)
@@ -212,7 +210,12 @@ def _open_weights(folder: Path) -> SafetensorsSet:
         if e.slug == "st-missing" and any(folder.glob("*.bin")):
             raise UnsupportedModel(f"{folder}: weights are in pickle files (*.bin), which are never loaded; expected "
                                    "*.safetensors", "source-pickle") from None
-        raise
+        raise NotFound(e.message + _ggufs(folder), e.slug) from None
+
+
+def _ggufs(folder: Path) -> str:
+    found = sorted(p.name for p in folder.glob("*.gguf"))
+    return f"; it holds GGUF files, convert one of them: {', '.join(found[:30])}" if found else ""
 
 
 def _identity(folder: Path) -> tuple[str, dict[str, str]]:

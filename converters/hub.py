@@ -1,4 +1,5 @@
-"""Sources on a hub: a repository of safetensors, of which one shard at a time lies on this disk, and a GGUF, which does so whole.
+"""Sources on a hub: a repository of safetensors, of which one shard at a time lies on this disk, and a GGUF, which does so whole
+once its header has been planned with.
 
 Small files and headers are fetched first, into a working folder beside the output; of each shard a sparse file stands there that
 holds its header alone. Weights are read by ranges until an eighth of a shard has been asked for; then the shard is fetched whole,
@@ -23,12 +24,13 @@ from moegg.formats.rawfile import RawFile
 from moegg.formats.safetensors import HEADER_LIMIT, INDEX
 from moegg.formats.writer import check_room, write_all
 from moegg.hub.address import Address
-from moegg.hub.remote import RemoteFile, commit_of, list_files
+from moegg.hub.remote import RemoteFile, commit_of, list_files, missing_file, only_one
 from moegg.units import fmt_bytes
 
 SMALL = re.compile(r"[^/]+\.(json|jinja)|tokenizer\.model|README\.md|(licen[sc]e|notice|copying)[^/]*"
                    r"|additional_chat_templates/[^/]+\.jinja", re.I)
 PART, MOST_PARTS = re.compile(r"-\d{5}-of-(\d{5})\.gguf$"), 999
+BESIDE = ("mmproj", "imatrix")    # GGUF files that are no models: encoders of images, measurements
 FETCH_SHARE, TRIES = 8, 2        # a shard is fetched whole when 1/8 of it has been read by ranges; again if it is damaged
 
 
@@ -38,17 +40,28 @@ def hub_source(address: Address, folder: Path) -> "HubSource | HubGGUF":
     Raises NotFound, FormatError, UnsupportedModel, UsageError, NoRoom, IOFailure.
     """
     files = list_files(address)
-    if address.file is None and "config.json" not in files:
-        firsts = [f for f in files if f.endswith(".gguf") and (PART.search(f) is None or f.endswith(_part(f, 1)))]
-        address = address.of(firsts[0]) if len(firsts) == 1 else address
+    if address.file is None and not ("config.json" in files and any("/" not in f and f.endswith(".safetensors") for f in files)):
+        address = _only_gguf(address, files)
     if address.file is None:
         return HubSource(address, files, folder)
+    if address.file not in files:
+        raise missing_file(address, files)
     if not address.file.endswith(".gguf"):
-        hint = "; pull it, it is a .moegg file already" if address.file.endswith(".moegg") else ""
+        hint = f"; it is a .moegg file already: moegg pull {address}" if address.file.endswith(".moegg") else ""
         raise FormatError(f"{address}: got one file, expected a repository or a GGUF file{hint}", "source-kind")
     split = PART.search(address.file)
     names = [address.file.replace(split[0], _part(address.file, i + 1)) for i in range(int(split[1]))] if split else [address.file]
     return HubGGUF(address, names[:MOST_PARTS], folder)
+
+
+def _only_gguf(address: Address, files: list[str]) -> Address:
+    """The address of the one GGUF model of a repository, or as it was. Raises UsageError naming them, FormatError for .moegg files."""
+    ggufs = [f for f in files if f.endswith(".gguf") and not f.rpartition("/")[2].startswith(BESIDE)]
+    if models := [f for f in ggufs if PART.search(f) is None or f.endswith(_part(f, 1))]:
+        return only_one(address, models)
+    if any(f.endswith(".moegg") for f in files) and not any(f.endswith(".safetensors") for f in files):
+        raise FormatError(f"{address}: holds .moegg files already, expected safetensors or GGUF; fetch one: moegg pull {address}", "source-kind")
+    return address
 
 
 def _part(file: str, i: int) -> str:
@@ -139,28 +152,58 @@ class HubSource(HFSource):
 
 
 class HubGGUF(GGUFSource):
-    """A GGUF of a repository, all of its parts, fetched whole."""
+    """A GGUF of a repository: the headers of its parts by ranges, and all of it when the first weight is asked for.
+
+    So a plan costs megabytes, and what does not run is refused before it is fetched. scratch: bytes of all parts.
+    """
 
     def __init__(self, address: Address, names: list[str], folder: Path):
-        self._work = _Work(address, folder)
+        self._work, self._lock = _Work(address, folder), threading.Lock()
+        self._parts: list[_Part] = []
         try:
-            parts = {self._work.snapshot / Path(name).name: RemoteFile(self._work.at.of(name)) for name in names}
-            check_room(self._work.snapshot / "x", sum(remote.size for remote in parts.values()))
-            for path, remote in parts.items():
-                path.touch()
-                _fetch(remote, path)
-            super().__init__(next(iter(parts)))
+            remotes = {self._work.snapshot / Path(name).name: RemoteFile(self._work.at.of(name)) for name in names}
+            for path, remote in remotes.items():
+                with open(path, "wb") as f:
+                    f.truncate(remote.size)
+            super().__init__(next(iter(remotes)), lambda path: self._opened(path, remotes[path]))
         except BaseException as e:
             self._work.remove()
             if isinstance(e, MoeggError) and not isinstance(e, OSError):
                 raise type(e)(e.message.replace(str(self._work.snapshot), str(address)), e.slug) from None
             raise
         self.provenance |= {"repo": address.repo, "revision": self._work.commit}
-        self.scratch = 0                                        # it is here already
+        self.scratch = sum(self.files.values())
+
+    def _opened(self, path: Path, remote: RemoteFile) -> "_Part":
+        self._parts.append(_Part(path, remote))
+        return self._parts[-1]
+
+    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        with self._lock:
+            for part in self._parts:
+                part.fetch()
+        return super().rows(name, start, stop)
 
     def close(self) -> None:
         super().close()
         self._work.remove()
+
+
+class _Part(RawFile):
+    """A file of which ranges are read until it is fetched."""
+
+    def __init__(self, path: Path, remote: RemoteFile):
+        super().__init__(path)
+        self._remote, self._here = remote, False
+
+    def read(self, offset: int, n: int) -> np.ndarray:
+        return super().read(offset, n) if self._here else np.frombuffer(self._remote.read(offset, n), np.uint8)
+
+    def fetch(self) -> None:
+        """Raises NoRoom, IOFailure, FormatError."""
+        if not self._here:
+            _fetch(self._remote, self.path)
+            self._here = True
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def convert(source_path: str | os.PathLike, out_path: str | os.PathLike | None =
         for line in [*plan.warnings, *_unknown(plan, importance)] if warn else ():
             warn(line)
         if dry_run:
-            _tell(check_room, out, total, warn=warn)
+            _tell(check_room, out, total + source.scratch, warn=warn)
         else:
             check_room(out, total + source.scratch)
             with ContainerWriter(out, force=force, **spec) as writer:

@@ -7,7 +7,9 @@ Format: ggml docs/gguf.md; type ids and block sizes: ggml.h, gguf-py constants.
 """
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,9 +79,9 @@ class GGUFFile:
         self.metadata, self.kinds, self.tensors = metadata, kinds, tensors
 
     @classmethod
-    def open(cls, path: str | os.PathLike) -> "GGUFFile":
+    def open(cls, path: str | os.PathLike, opened: Callable[[Path], RawFile] = RawFile) -> "GGUFFile":
         """Reads and validates header, metadata and tensor table. Raises NotFound, IOFailure, FormatError."""
-        raw = RawFile(path)
+        raw = opened(Path(path))
         c = _Cursor(raw)
         version, n_tensors, n_keys = _preamble(c)
         metadata, kinds = _metadata(c, n_keys)

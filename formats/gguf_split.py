@@ -5,6 +5,7 @@ Refuses missing parts, parts that say they are others, and tensors in two parts.
 """
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from moegg.errors import FormatError, NotFound
 from moegg.formats.gguf import GGUFFile, GGUFTensor
+from moegg.formats.rawfile import RawFile
 
 NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.S)
 KEYS = ("split.no", "split.count", "split.tensors.count")
@@ -36,10 +38,10 @@ class GGUFSet:
                 self.tensors[name], self._home[name] = t, part
 
     @classmethod
-    def open(cls, path: str | os.PathLike) -> "GGUFSet":
-        """Opens the file, or all parts of its model. Raises NotFound, IOFailure, FormatError."""
+    def open(cls, path: str | os.PathLike, opened: Callable[[Path], RawFile] = RawFile) -> "GGUFSet":
+        """Opens the file, or all parts of its model; `opened` makes the reader of each. Raises NotFound, IOFailure, FormatError."""
         path = Path(path)
-        given = GGUFFile.open(path)
+        given = GGUFFile.open(path, opened)
         n = _number(given, "split.count", 1)
         if n <= 1:
             return cls(path.name.removesuffix(".gguf"), [given])
@@ -53,7 +55,7 @@ class GGUFSet:
             if not name.exists():
                 raise NotFound(f"{path}: is one of {n} parts of a model, and {name.name} is missing; put all parts into one "
                                "folder", "gguf-split")
-            parts.append(given if name == path else GGUFFile.open(name))
+            parts.append(given if name == path else GGUFFile.open(name, opened))
             if (_number(parts[-1], "split.no", -1), _number(parts[-1], "split.count", 0)) != (i, n):
                 said = [parts[-1].metadata.get(key) for key in KEYS[:2]]
                 raise FormatError(f"{name}: says that it is another part: got split.no {said[0]!r:.20} of {said[1]!r:.20}, "

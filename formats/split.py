@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from moegg.errors import NotFound, UsageError
+from moegg.errors import IOFailure, NotFound, UsageError
 from moegg.formats.container import Container
 from moegg.formats.reader import SPLIT_ALIGN, Reader, part_name
 from moegg.formats.writer import check_room, refuse_existing, sync_folder, write_all
@@ -41,7 +41,10 @@ def split(container: Container, target: Path, part_bytes: int, *, force: bool = 
 
 def _write(source: Reader, start: int, nbytes: int, path: Path, progress: Callable[[int, int], None]) -> None:
     partial = path.with_name(f"{path.name}.partial")
-    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    except OSError as e:
+        raise IOFailure(f"{partial}: cannot be written: {e.strerror}", "io-write") from e
     try:
         for at in range(0, nbytes, PIECE_BYTES):
             write_all(fd, source.read(start + at, min(PIECE_BYTES, nbytes - at)), at)

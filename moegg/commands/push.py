@@ -27,9 +27,10 @@ from moegg.units import fmt_bytes
 
 
 def main(args: dict[str, Any]) -> ExitStatus:
-    from moegg.hub import push  # here: huggingface_hub takes 0.2 s to import
+    from moegg.hub import push, remote  # here: huggingface_hub takes 0.2 s to import
     container, address = open_container(args["MODEL"]), parse_address(args["ADDRESS"])
     address = address if address.file else address.of(push.default_file(container.path))
+    remote.require_token(address)
     if container.file_bytes > push.ADVISED_BYTES:
         log.warn(f"{container.path}: is {fmt_bytes(container.file_bytes)}; hubs recommend files below {fmt_bytes(push.ADVISED_BYTES)}")
     made = "private" if args["--private"] else "public"

@@ -39,8 +39,8 @@ import threading
 from typing import Any
 
 from moegg import __version__, log
-from moegg.commands.opening import describe, open_container, open_talk, open_tokenizer, read_text, section_json
-from moegg.commands.start import started
+from moegg.commands.opening import describe, open_talk, open_tokenizer, read_text, section_json
+from moegg.commands.start import open_fitting, started
 from moegg.engine import Engine
 from moegg.errors import ExitStatus, UsageError
 from moegg.formats.container import Container
@@ -66,7 +66,7 @@ def main(args: dict[str, Any]) -> ExitStatus:
     keys = _keys(args)
     policy = Policy(args["--host"], frozenset(h.lower() for h in args["--allow-host"]),
                     frozenset(o.lower().rstrip("/") for o in args["--cors-origin"]), keys)
-    container = open_container(args["MODEL"])
+    container = open_fitting(args)
     model = describe(container)
     tokenizer = open_tokenizer(container, model.vocab)
     talk = open_talk(container, tokenizer, args["--chat-template"])

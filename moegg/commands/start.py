@@ -1,6 +1,6 @@
 """Starts the engine of a command: the options that say how much memory it may take and how experts are read, in one place.
 
-`started` measures the disk once if experts will not fit, shows progress, and keeps the usage history and the routing trace.
+`open_fitting` fetches nothing that would not fit; `started` measures the disk once if experts will not fit, shows progress, and keeps the usage history and the routing trace.
 """
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,11 +9,14 @@ from typing import Any
 
 from moegg import log
 from moegg.arch import Model
+from moegg.commands.opening import describe, open_container
 from moegg.commands.progress import bar
 from moegg.engine import Engine
 from moegg.engine.cpus import default_threads
+from moegg.engine.engine import plan_for
 from moegg.errors import UsageError
 from moegg.formats.container import Container
+from moegg.hub.address import is_address
 from moegg.io import profile as profiles
 from moegg.io.profile import Profile
 from moegg.io.residency import AUTO
@@ -27,6 +30,18 @@ def budget(args: dict[str, Any]) -> int | None:
     if len(sizes) > 1:
         raise UsageError("--ram: got several sizes, expected one", "usage")
     return sizes[0]
+
+
+def open_fitting(args: dict[str, Any]) -> Container:
+    """The container of MODEL. One that is on a hub and not here is fetched only if it runs here and fits --ram.
+
+    Raises what open_container raises, UnsupportedModel, BudgetTooSmall.
+    """
+    distant = open_container(args["MODEL"], here=False)
+    if is_address(str(distant.path)):
+        plan_for(distant, describe(distant), ctx=args["--ctx"], n_threads=args["--threads"] or default_threads(), ram=budget(args))
+        return open_container(args["MODEL"])
+    return distant
 
 
 @contextmanager

@@ -9,10 +9,10 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from blake3 import blake3
 
@@ -76,7 +76,10 @@ def pull(address: Address, target: Path, progress: Progress | None = None) -> Pu
             _take_tail(target, old, c)
             return Pulled(target, c.file_bytes, remote.fetched)
     if os.path.lexists(target) and not partial.exists() and (old is None or damaged):
-        os.replace(target, partial)             # damaged: whatever is sound in it stays
+        try:
+            os.replace(target, partial)         # damaged: whatever is sound in it stays
+        except OSError as e:
+            raise IOFailure(f"{target}: is damaged ({damaged[0] if damaged else 'does not open'}) and cannot be written: {e.strerror}", "io-write") from e
     with _Assembly(c, remote, partial, show) as assembly:
         assembly.complete(old if old is not None and old.root != c.root else None)
         assembly.promote(target)
@@ -157,7 +160,9 @@ class _Assembly:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self.fd)
+        with self._lock:                        # no thread that is left may write to what has this number next
+            self._stop.set()
+            os.close(self.fd)
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
@@ -179,14 +184,25 @@ class _Assembly:
         if donor is not None:
             missing = self._copied(donor, missing)
         self._done = self.c.file_bytes - sum(u[2] for u in missing)
-        with ThreadPoolExecutor(THREADS) as pool:
-            jobs = [pool.submit(self._fetch, job) for job in _jobs(missing)]
+        jobs, todo, done = list(_jobs(missing)), SimpleQueue(), SimpleQueue()
+        for job in jobs:
+            todo.put(job)
+        for _ in range(min(THREADS, len(jobs))):
+            threading.Thread(target=self._work, args=(todo, done), daemon=True).start()
+        for _ in jobs:
+            if (error := done.get()) is not None:
+                raise error
+
+    def _work(self, todo: SimpleQueue, done: SimpleQueue) -> None:
+        """One of several threads. Nobody waits for them after an error or Ctrl-C: a silent server would hold them for minutes."""
+        while not self._stop.is_set():
             try:
-                for job in jobs:
-                    job.result()
-            finally:
-                self._stop.set()
-                pool.shutdown(cancel_futures=True)
+                self._fetch(todo.get_nowait())
+                done.put(None)
+            except Empty:
+                return
+            except BaseException as e:          # raised again by complete()
+                done.put(e)
 
     def _copied(self, donor: Container, missing: list[Unit]) -> list[Unit]:
         have = {(u[2], u[3]): u[1] for u in donor.units()}
@@ -236,17 +252,22 @@ class _Assembly:
     def _received(self, pieces: Iterable[bytes]) -> bytearray:
         data = bytearray()
         for piece in pieces:
-            if self._stop.is_set():
-                raise IOFailure(f"{self.remote.path}: stopped", "hub-network")
+            self._go_on()
             data += piece
         return data
 
     def _write(self, data: bytes | memoryview | bytearray, offset: int) -> None:
-        with self._disk():
+        with self._disk(), self._lock:
+            self._go_on()
             write_all(self.fd, data, offset)
+
+    def _go_on(self) -> None:
+        if self._stop.is_set():
+            raise IOFailure(f"{self.remote.path}: stopped", "hub-network")
 
     def _count(self, n: int) -> None:
         with self._lock:
+            self._go_on()
             self._done += n
             self._progress(self._done, self.c.file_bytes)
 

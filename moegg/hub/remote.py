@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from huggingface_hub import HfApi, constants, errors, get_hf_file_metadata, hf_hub_url
+from huggingface_hub import HfApi, ModelInfo, constants, errors, get_hf_file_metadata, get_token, hf_hub_url
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from moegg import __version__, log
@@ -23,6 +23,7 @@ HEAD_BYTES = 1 << 20            # the first read brings preamble, index and smal
 TRIES, PAUSE_S = 5, 1.0         # of a read that makes no progress; the pause doubles
 TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 TIMEOUT_S = 30.0
+MOST_NAMES = 40                 # of files in an error; repositories of quants have up to 30
 
 
 def endpoint() -> str:
@@ -31,6 +32,13 @@ def endpoint() -> str:
         raise IOFailure("hub: offline mode is on (HF_HUB_OFFLINE), expected a model that is here: 'moegg list' shows them",
                         "hub-offline")
     return (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+
+
+def require_token(what: object) -> None:
+    """Raises IOFailure where there is no token to write with."""
+    endpoint()
+    if get_token() is None:
+        raise IOFailure(f"{what}: got no token, expected one that may write; set HF_TOKEN or run 'hf auth login'", "hub-token")
 
 
 def headers() -> dict[str, str]:
@@ -66,6 +74,8 @@ def named_errors(what: object) -> Iterator[None]:
             raise IOFailure(f"{what}: the hub refused with status {status}{said}; check the token (HF_TOKEN, or 'hf auth login')",
                             "hub-token") from None
         raise IOFailure(f"{what}: the hub answered with status {status}{said}", "hub-refused") from e
+    except UnicodeEncodeError:                          # of a header; addresses are quoted
+        raise IOFailure(f"{what}: the token holds a character that no token has; check HF_TOKEN, or run 'hf auth login'", "hub-token") from None
     except (errors.HTTPError, OSError, ValueError, RuntimeError) as e:      # httpx' errors, sockets, answers that are not JSON
         raise IOFailure(f"{what}: the hub cannot be reached or understood: {_text(e):.200}", "hub-network") from e
 
@@ -77,14 +87,18 @@ def _text(e: BaseException) -> str:
 
 def list_files(address: Address) -> list[str]:
     """The files of a repository. Raises NotFound, IOFailure."""
-    with named_errors(address):
-        return sorted(HfApi(endpoint=endpoint(), library_name="moegg").list_repo_files(address.repo, revision=address.revision))
+    return sorted(entry.rfilename for entry in _info(address).siblings or ())
 
 
 def commit_of(address: Address) -> str | None:
     """The commit that the revision of a repository is now. Raises NotFound, IOFailure."""
+    return _info(address).sha
+
+
+def _info(address: Address) -> ModelInfo:
+    """By one request, which fails at once where there is no network: listing a tree is tried anew for half a minute."""
     with named_errors(address):
-        return HfApi(endpoint=endpoint(), library_name="moegg").model_info(address.repo, revision=address.revision).sha
+        return HfApi(endpoint=endpoint(), library_name="moegg").model_info(address.repo, revision=address.revision, timeout=TIMEOUT_S)
 
 
 def choose_file(address: Address, suffix: str = ".moegg") -> Address:
@@ -92,15 +106,28 @@ def choose_file(address: Address, suffix: str = ".moegg") -> Address:
     if address.file:
         return address
     files = list_files(address)
-    found = [f for f in files if f.endswith(suffix)]
-    if len(found) == 1:
-        return address.of(found[0])
-    if found:
-        names = ", ".join(str(address.of(f)) for f in found[:8])
-        raise UsageError(f"{address}: holds {len(found)} models, give one: {names}", "hub-several")
+    if found := [f for f in files if f.endswith(suffix)]:
+        return only_one(address, found)
     weights = any(f.endswith((".safetensors", ".gguf")) for f in files)
     hint = f"; convert it: moegg convert {address}" if weights else ""
     raise NotFound(f"{address}: holds no {suffix} file{hint}", "hub-missing")
+
+
+def only_one(address: Address, found: list[str]) -> Address:
+    """The address of the only file of `found`. Raises UsageError that names them all."""
+    if len(found) > 1:
+        raise UsageError(f"{address}: holds {len(found)} models, give one, such as {address.of(found[0])}: {_names(found)}", "hub-several")
+    return address.of(found[0])
+
+
+def missing_file(address: Address, files: list[str]) -> NotFound:
+    """The error of a file that is not among those of its repository; names the models that are."""
+    models = [f for f in files if f.endswith((".moegg", ".gguf"))]
+    return NotFound(f"{address}: no such file in the repository{f'; it holds {_names(models)}' if models else ''}", "hub-missing")
+
+
+def _names(files: list[str]) -> str:
+    return ", ".join(files[:MOST_NAMES]) + (f" and {len(files) - MOST_NAMES} more" if len(files) > MOST_NAMES else "")
 
 
 class RemoteFile:
@@ -115,7 +142,10 @@ class RemoteFile:
         base = endpoint()
         with named_errors(address):
             url = hf_hub_url(address.repo, address.file, revision=address.revision, endpoint=base)
-            meta = get_hf_file_metadata(url, timeout=TIMEOUT_S, endpoint=base, library_name="moegg", library_version=__version__)
+            try:
+                meta = get_hf_file_metadata(url, timeout=TIMEOUT_S, endpoint=base, library_name="moegg", library_version=__version__)
+            except errors.EntryNotFoundError:
+                raise missing_file(address, list_files(address)) from None
             self._url = hf_hub_url(address.repo, address.file, revision=meta.commit_hash or address.revision, endpoint=base)
         if meta.size is None:
             raise IOFailure(f"{address}: the hub does not say how large the file is", "hub-refused")

@@ -116,3 +116,16 @@ def test_a_split_file_is_not_edited(parts, tmp_path):
     for path in (parts[0], tmp_path / "out.moegg"):
         with pytest.raises(UsageError, match="edit-parts"):
             edit_tail(path, {"model_card": b"x"})
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, small, monkeypatch):
+    write(tmp_path / "m.moegg")
+    real = os.open
+
+    def refused(name, *more):
+        if str(name).endswith(".partial"):
+            raise OSError(30, "Read-only file system")
+        return real(name, *more)
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(IOFailure, match=r"x.moegg.000.*partial: cannot be written: Read-only file system .io-write"):
+        split.split(Container.open(tmp_path / "m.moegg"), tmp_path / "x.moegg", STEP)

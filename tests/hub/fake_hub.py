@@ -8,7 +8,7 @@ import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 
 class FakeHub:
@@ -103,7 +103,9 @@ class _Handler(BaseHTTPRequestHandler):
             if self._allowed(m[1]):
                 self._json([{"type": "file", "oid": "0" * 40, "size": len(data), "path": name} for name, data in self.hub.repos[m[1]].items()])
         elif m := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?", path):
-            if self._allowed(m[1]):
+            if self._allowed(m[1]) and m[2] not in (None, "main", self.hub.revision(m[1])):
+                self._error(404, "RevisionNotFound", "Invalid rev id")
+            elif m[1] in self.hub.repos and self._allowed(m[1]):
                 self._json({"id": m[1], "sha": self.hub.revision(m[1]), "siblings": [{"rfilename": n} for n in self.hub.repos[m[1]]]})
         else:
             self._error(404, "NotFound", f"no such page: {self.path}")
@@ -117,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(404, "EntryNotFound", "Entry not found")
         else:
             data = self.hub.repos[repo][name]
-            self._answer(302, b"", [("Location", f"http://localhost:{self.hub.port}/cdn/{repo}/{name}"), ("X-Repo-Commit", self.hub.revision(repo)),
+            self._answer(302, b"", [("Location", f"http://localhost:{self.hub.port}/cdn/{repo}/{quote(name)}"), ("X-Repo-Commit", self.hub.revision(repo)),
                                     ("X-Linked-Size", str(len(data))), ("X-Linked-Etag", f'"{hashlib.sha256(data).hexdigest()}"')])
 
     def _cdn(self, repo, name):

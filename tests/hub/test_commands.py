@@ -79,3 +79,36 @@ def test_inspect_says_whether_it_runs_here_how_fast_and_how_much_disk_it_takes(c
     assert code == 0 and "unknown: 'moegg doctor MODEL'" in out and ": not enough\n" in out
     code, out, err = call("inspect", "hf:ann/tiny", "--ram", "1M")
     assert code == 5 and "smallest workable budget" in err
+
+
+def test_run_fetches_nothing_that_does_not_fit_the_budget(call, there, tmp_path):
+    for command in (["run", "hf:ann/tiny", "Hi"], ["server", "hf:ann/tiny"]):
+        code, out, err = call(*command, "--ram", "1M")
+        assert (code, out) == (5, "") and err.count("\n") == 1 and err.endswith("[budget-small]\n")
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("command", [["pull", "ann/tiny"], ["pull", "ann/tiny:tiny-f32.moegg"], ["convert", "hf:ann/tiny"], ["inspect", "hf:ann/tiny"]])
+def test_without_a_network_the_error_is_one_line_at_once(call, there, monkeypatch, command):
+    monkeypatch.setattr("time.sleep", lambda s: pytest.fail("waits"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    code, out, err = call(*command)
+    assert (code, out) == (6, "") and err.count("\n") == 1 and err.endswith("[hub-network]\n")
+
+
+def test_a_token_with_letters_that_no_token_has_is_named(call, there, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_\u00fc")
+    code, _, err = call("pull", "ann/tiny")
+    assert code == 6 and "HF_TOKEN" in err and err.endswith("[hub-token]\n")
+
+
+def test_push_without_a_token_is_refused_before_the_file_is_read(call, there, qwen3_moe_file, monkeypatch):
+    from moegg.formats.container import Container
+    monkeypatch.setattr(Container, "verify", lambda *_: pytest.fail("reads"))
+    code, out, err = call("push", qwen3_moe_file, "me/new", "-y")
+    assert (code, out) == (6, "") and "no token" in err and err.endswith("[hub-token]\n") and not there.created
+
+
+def test_a_wrong_file_of_a_repository_names_the_right_ones(call, there):
+    code, _, err = call("pull", "ann/tiny:tiny-f32")
+    assert code == 3 and err.endswith("no such file in the repository; it holds tiny-f32.moegg [hub-missing]\n")

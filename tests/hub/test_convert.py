@@ -150,3 +150,52 @@ def test_missing_repositories_and_wrong_files(there, tmp_path, call):
     there.fail = [500] * 100
     with pytest.raises(IOFailure, match="hub-network"):
         convert(f"hf:{REPO}", Path(tmp_path / "x.moegg"))
+
+
+@pytest.mark.parametrize("more", [{}, {"config.json": b"{}", "pytorch_model.bin": b"x"}])
+def test_a_repository_of_several_ggufs_names_them_all(hub, tmp_path, more):
+    names = [f"m-{q}.gguf" for q in ("Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0")] + ["BF16/m-00001-of-00002.gguf"]
+    hub.repos["ann/g"] = dict.fromkeys([*names, "BF16/m-00002-of-00002.gguf", "mmproj-F16.gguf"], b"x") | more
+    with pytest.raises(UsageError, match=f"holds 8 models, give one, such as hf:ann/g/BF16.*: {', '.join(sorted(names))}.*hub-several"):
+        convert("hf:ann/g", tmp_path / "a.moegg")
+    for wrong in ("hf:ann/g:Q4_K_M", "hf:ann/g/m-q4_0.gguf"):
+        with pytest.raises(NotFound, match="no such file in the repository; it holds .*m-Q4_K_M.gguf.*hub-missing"):
+            convert(wrong, tmp_path / "a.moegg")
+
+
+@pytest.mark.parametrize("more", ["mmproj-F16.gguf", "config.json", "m.moegg"])
+def test_the_only_gguf_is_taken_whatever_lies_beside_it(hub, tmp_path, more):
+    hub.repos["ann/g"] = {"ü b.gguf": Path(tiny.gguf(tmp_path / "m.gguf", "llama")).read_bytes(), more: b"{}"}
+    convert("hf:ann/g", tmp_path / "a.moegg")
+    assert (tmp_path / "a.moegg").exists()
+
+
+def test_a_repository_of_moegg_files_is_to_be_pulled(hub, tmp_path):
+    hub.repos["ann/g"] = {"a.moegg": b"x"}
+    with pytest.raises(FormatError, match="hf:ann/g: holds .moegg files already.*moegg pull hf:ann/g"):
+        convert("hf:ann/g", tmp_path / "a.moegg")
+
+
+def test_a_gguf_is_planned_with_its_header_and_refused_before_it_is_fetched(hub, tmp_path, call, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(remote, "HEAD_BYTES", 4096)
+    data = Path(tiny.gguf(tmp_path / "m.gguf", "llama", hidden_size=256, num_hidden_layers=8)).read_bytes()
+    hub.repos["ann/g"] = {"m.gguf": data, "n.gguf": data.replace(b"llama", b"lxama")}
+    os.remove("m.gguf")
+    code, out, _ = call("convert", "hf:ann/g/m.gguf", "--dry-run")
+    assert code == 0 and "recipe keep" in out
+    with pytest.raises(UnsupportedModel, match="lxama.*arch-unknown"):
+        convert("hf:ann/g/n.gguf", tmp_path / "a.moegg")
+    assert sum(b - a + 1 for a, b in hub.fetched()) < len(data) / 2 and not [p for p in os.listdir() if "moegg" in p or "partial" in p]
+
+
+def test_the_disk_must_hold_the_output_and_the_whole_gguf(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "HEAD_BYTES", 4096)
+    data = Path(tiny.gguf(tmp_path / "m.gguf", "llama")).read_bytes()
+    hub.repos["ann/g"] = {"m.gguf": data}
+    out = convert("hf:ann/g", tmp_path / "x.moegg", dry_run=True).file_bytes
+    monkeypatch.setattr(shutil, "disk_usage", lambda p: shutil._ntuple_diskusage(10**9, 10**9, out + len(data) - 1))
+    n = len(hub.log)
+    with pytest.raises(NoRoom):
+        convert("hf:ann/g", tmp_path / "x.moegg")
+    assert (0, len(data) - 1) not in hub.fetched(n)

@@ -306,7 +306,7 @@ def test_what_is_no_container_is_never_replaced(there, target):
 def test_the_only_model_of_a_repository_needs_no_name(there, original):
     assert remote.choose_file(Address(REPO)) == ADDRESS
     there.repos[REPO]["b/other.moegg"] = b""
-    with pytest.raises(UsageError, match="holds 2 models, give one: hf:ann/tiny/b/other.moegg, hf:ann/tiny/tiny.moegg"):
+    with pytest.raises(UsageError, match="holds 2 models, give one, such as hf:ann/tiny/b/other.moegg: b/other.moegg, tiny.moegg"):
         remote.choose_file(Address(REPO))
     there.repos["ann/st"] = {"model.safetensors": b"x"}
     with pytest.raises(NotFound, match="holds no .moegg file; convert it: moegg convert hf:ann/st"):
@@ -322,3 +322,42 @@ def test_other_kinds_of_files_are_refused_with_advice(there, target):
         pulling.pull(Address(REPO, "m.gguf"), target)
     with pytest.raises(MoeggError):
         pulling.pull(Address(REPO, "small.moegg"), target)
+
+
+def test_ctrl_c_does_not_wait_for_a_silent_server(there, target, monkeypatch):
+    monkeypatch.setattr(remote, "HEAD_BYTES", 60_000)
+    before, ended = signal.signal(signal.SIGINT, signal.default_int_handler), []        # it is ignored in shells' background jobs
+
+    class Pause(threading.Event):
+        def wait(self, timeout=None):
+            ended.append(super().wait(timeout))
+    there.pause, there.pause_at = Pause(), 100_000
+
+    def interrupt():
+        while not any(b - a > 100_000 for a, b in there.fetched()):
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    threading.Thread(target=interrupt, daemon=True).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pulling.pull(ADDRESS, target)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not ended and os.listdir(target.parent) == [f"{FILE}.partial"]
+    there.pause.set()
+    there.pause = None
+    pulling.pull(ADDRESS, target)
+    assert target.read_bytes() == there.repos[REPO][FILE]
+
+
+def test_a_damaged_file_in_a_folder_that_cannot_be_written_is_named(there, target, monkeypatch):
+    pulling.pull(ADDRESS, target)
+    data = bytearray(target.read_bytes())
+    data[len(data) // 2] ^= 1
+    target.write_bytes(data)
+
+    def refused(*_):
+        raise OSError(30, "Read-only file system")
+    monkeypatch.setattr(os, "replace", refused)
+    with pytest.raises(IOFailure, match=f"{FILE}: is damaged .record of layer 0.* cannot be written: Read-only file system.*io-write"):
+        pulling.pull(ADDRESS, target)
