@@ -1,29 +1,32 @@
 """GGUF keys of a Model: what llama.cpp's loaders read, and the tensors in which it keeps ropes. Written from the description alone.
 
-Nobody need trust these lists: export_meta.py reads what they give back as a conversion would, and refuses a file that would be another
-model. What a loader fixes by itself (llama4's chunks, gemma 2's scale, llama's missing windows) has no key, so such models are refused
-there. Keys: llama.cpp, gguf-py constants.py and src/models.
+What single families need on top, or otherwise, their modules say (gguf_keys, moegg/models/README.md). Nobody need trust these lists:
+export_meta.py reads what they give back as a conversion would, and refuses a file that would be another model. What a loader fixes by
+itself (chunks, some scales and windows) has no key, so such models are refused there. Keys: llama.cpp, gguf-py constants.py and src/models.
 """
 from typing import Any
 
 from moegg.arch import DeltaNet, Gqa, Layer, Mamba, Mla, Mlp, Model, Moe, Rope, ShortConv
 
 Keys = dict[str, Any]
-HYBRIDS = ("jamba", "lfm2", "lfm2moe", "kimi-linear", "bailingmoe3")       # say which layers are mixers by 0 KV heads
-NORMED = ("deepseek2", "glm4moe", "dots1",
-          "bailingmoe3")                  # of the others, llama.cpp knows itself whether weights are renormalised
 
 
-def model_keys(model: Model, arch: str) -> tuple[Keys, dict[str, list[float]]]:
+def model_keys(model: Model) -> tuple[Keys, dict[str, list[float]]]:
     """({key without '<arch>.': value}, {rope tensor: values}). Integers are u32, floats f32, lists of either or of booleans arrays."""
     main = main_attention(model)
-    eps = "layer_norm_epsilon" if getattr(model.final_norm, "kind",
-                                          "rms") == "layer" and arch != "phimoe" else "layer_norm_rms_epsilon"
+    local = next((x.attn for x in model.layers if getattr(x.attn, "window", 0)), None)
+    mixer = next((x.attn for x in model.layers if isinstance(x.attn, (DeltaNet, Mamba, ShortConv))), None)
+    eps = "layer_norm_epsilon" if model.final_norm.kind == "layer" else "layer_norm_rms_epsilon"
     keys: Keys = {"block_count": len(model.layers), "context_length": model.ctx_train, "embedding_length": model.d,
-                  "vocab_size": model.vocab,
-                  f"attention.{eps}": model.final_norm.eps} | _attention(model, main, arch) | _ffn(model, arch)
-    scaling, tensors = _rope(main.rope, arch) if main.rope else ({}, {})
-    return keys | scaling | _family(model, main, arch), tensors
+                  "vocab_size": model.vocab, f"attention.{eps}": model.final_norm.eps}
+    if local:
+        keys["attention.sliding_window"] = local.window
+    if model.logit_softcap:
+        keys["final_logit_softcapping"] = model.logit_softcap
+    if getattr(main, "softcap", 0):
+        keys["attn_logit_softcapping"] = main.softcap
+    scaling, tensors = _rope(main.rope) if main.rope else ({}, {})
+    return keys | _attention(model, main) | _ffn(model) | scaling | (_mixer(mixer) if mixer else {}), tensors
 
 
 def main_attention(model: Model) -> Gqa | Mla:
@@ -32,11 +35,9 @@ def main_attention(model: Model) -> Gqa | Mla:
     return min(found, key=lambda a: (a.rope is None, getattr(a, "window", 0) > 0))
 
 
-def _attention(model: Model, main: Gqa | Mla, arch: str) -> Keys:
+def _attention(model: Model, main: Gqa | Mla) -> Keys:
     counts = [(1 if isinstance(x.attn, Mla) else getattr(x.attn, "n_kv_head", 0)) for x in model.layers]
-    given = [n for n in counts if n]
-    keys: Keys = {"attention.head_count": main.n_head,
-                  "attention.head_count_kv": counts if arch in HYBRIDS or len({*given}) > 1 else given[0]}
+    keys: Keys = {"attention.head_count": main.n_head, "attention.head_count_kv": counts if len({*counts}) > 1 else counts[0]}
     if main.rope:
         keys |= {"rope.freq_base": main.rope.theta, "rope.dimension_count": main.rope.dim}
     if isinstance(main, Gqa):
@@ -48,7 +49,7 @@ def _attention(model: Model, main: Gqa | Mla, arch: str) -> Keys:
     return keys | ({"attention.q_lora_rank": main.q_down.shape[0]} if main.q_down else {})
 
 
-def _ffn(model: Model, arch: str) -> Keys:
+def _ffn(model: Model) -> Keys:
     widths = [_width(x) for x in model.layers]
     dense = [w for w in widths if w]
     moes = [(i, x.ffn) for i, x in enumerate(model.layers) if isinstance(x.ffn, Moe)]
@@ -64,8 +65,6 @@ def _ffn(model: Model, arch: str) -> Keys:
         keys |= {"expert_group_count": r.n_group, "expert_group_used_count": r.top_group}
     if r.scale != 1:
         keys["expert_weights_scale"] = r.scale
-    if arch in NORMED:
-        keys["expert_weights_norm"] = r.renormalise
     if moe.adds:
         wide = moe.shared.up.shape[0]
         keys |= {"expert_shared_feed_forward_length": wide, "expert_shared_count": max(1, wide // width)}
@@ -79,7 +78,7 @@ def _width(layer: Layer) -> int:
     return (ffn if isinstance(ffn, Mlp) else beside).up.shape[0] if isinstance(ffn, Mlp) or beside else 0
 
 
-def _rope(rope: Rope, arch: str) -> tuple[Keys, dict[str, list[float]]]:
+def _rope(rope: Rope) -> tuple[Keys, dict[str, list[float]]]:
     """(rope.scaling.*, rope tensors)."""
     s = dict(rope.scaling)
     plain = [rope.theta ** (-2.0 * i / rope.dim) for i in range(rope.dim // 2)]
@@ -100,55 +99,9 @@ def _rope(rope: Rope, arch: str) -> tuple[Keys, dict[str, list[float]]]:
                           "rope.scaling.yarn_beta_fast": s["beta_fast"],
                           "rope.scaling.yarn_beta_slow": s["beta_slow"],
                           "rope.scaling.original_context_length": s["original_max_position_embeddings"]}
-            if arch == "deepseek2":
-                return keys | ({"rope.scaling.yarn_log_multiplier": 0.1 * s["mscale_all_dim"]} if s["mscale_all_dim"] else {}), {}
             usual = Rope(rope.dim, rope.theta, tuple({**s, "attention_factor": None, "mscale": 0.0}.items())).regimes()[0][2]
             return keys | ({"rope.scaling.attn_factor": attention / usual} if abs(attention / usual - 1) > 1e-6 else {}), {}
     return {}, {}
-
-
-def _family(model: Model, main: Gqa | Mla, arch: str) -> Keys:
-    """What single families need on top."""
-    local = next((x.attn for x in model.layers if getattr(x.attn, "window", 0)), None)
-    mixer = next((x.attn for x in model.layers if isinstance(x.attn, (DeltaNet, Mamba, ShortConv))), None)
-    keys: Keys = {}
-    if local and arch in ("gemma2", "gemma3", "gemma4", "cohere2", "gpt-oss", "maple"):
-        keys["attention.sliding_window"] = local.window
-    if model.logit_softcap:
-        keys["final_logit_softcapping"] = model.logit_softcap
-    if getattr(main, "softcap", 0):
-        keys["attn_logit_softcapping"] = main.softcap
-    match arch:
-        case "gemma3" | "gemma4" if local:
-            keys["rope.freq_base_swa"] = local.rope.theta
-    match arch:
-        case "gemma3":
-            keys["attention.sliding_window_pattern"] = 1 + next((i for i, x in enumerate(model.layers) if not x.attn.window),
-                                                                len(model.layers))
-        case "gemma4":
-            slides = [x.attn.window > 0 for x in model.layers]
-            dim = (local or main).head_dim
-            keys |= {"attention.sliding_window_pattern": slides,
-                     "attention.shared_kv_layers": sum(x.attn.kv_from is not None for x in model.layers),
-                     "embedding_length_per_layer_input": model.per_layer.norm.weight.shape[0] if model.per_layer else 0,
-                     "attention.key_length_swa": dim, "attention.value_length_swa": dim, "rope.dimension_count_swa": dim}
-        case "maple":
-            keys |= {"attention.sliding_window_pattern": [x.attn.window > 0 for x in model.layers],
-                     "swiglu_clamp_exp": [7.0] * len(model.layers)}
-        case "granite" | "granitemoe":
-            keys |= {"attention.scale": main.scale, "embedding_scale": model.embed_scale, "residual_scale": model.layers[0].scale,
-                     "logit_scale": 1 / model.logit_scale}
-        case "cohere2":
-            keys["logit_scale"] = model.logit_scale
-        case "stablelm":
-            keys["use_parallel_residual"] = model.layers[0].parallel
-        case "qwen35" | "qwen35moe":
-            third = main.rope.dim // 6
-            keys["rope.dimension_sections"] = [main.rope.dim // 2 - 2 * third, third, third,
-                                               0]       # of positions that are equal in text
-    return keys | (_mixer(mixer) if mixer else {}) | (
-        {"full_attention_interval": 1 + next(i for i, x in enumerate(model.layers) if isinstance(x.attn, Gqa))}
-                                                      if arch in ("qwen3next", "qwen35", "qwen35moe") else {})
 
 
 def _mixer(m: DeltaNet | Mamba | ShortConv) -> Keys:

@@ -1,8 +1,8 @@
 """GGUF metadata for a file that was not made from a GGUF: keys and ropes from its description, the tokenizer from its tokenizer.json.
 
 Only what can be proved is exported: the metadata is read back as a conversion would read it, and has to describe the same model
-and the same tokenizer; numbers may differ by the rounding to f32. Where GGUF wants another order of rows (llama's q and k, qwen35moe's
-value heads), reading back shows it. Refuses all that GGUF says otherwise.
+and the same tokenizer; numbers may differ by the rounding to f32. Where GGUF wants another order of rows (pairs that rope turns,
+value heads in tiles), reading back shows it. Refuses all that GGUF says otherwise.
 """
 import math
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -33,13 +33,11 @@ class Order:
 
 @dataclass(frozen=True)
 class Made:
-    """tensors of the GGUF; values of those that are no weights; metadata; orders of the container's tensors, where not as they are;
-    the kind of tokenizer that its architecture alone has."""
+    """tensors of the GGUF; values of those that are no weights; metadata; orders of the container's tensors, where not as they are."""
     tensors: dict[str, SourceTensor]
     values: dict[str, list[float]]
     metadata: list[Entry]
     orders: dict[str, Order] = field(default_factory=dict)
-    tokenizer: str | None = None
 
 
 def make_metadata(container: Container) -> Made:
@@ -54,7 +52,7 @@ def make_metadata(container: Container) -> Made:
     if made is None:
         raise _other(container, f"the metadata of a GGUF would describe another model than this {model.arch}")
     try:
-        return replace(made, metadata=made.metadata + tokenizer_entries(container, model.vocab, made.tokenizer))
+        return replace(made, metadata=made.metadata + tokenizer_entries(container, model.vocab, module.NAMES.get("gguf_tokenizer")))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as e:
         if isinstance(e, MoeggError):
             raise
@@ -72,18 +70,19 @@ def _model(container: Container, module: ModuleType, model: Model, arch: str) ->
     """What a GGUF of that general.architecture holds, read back; None if that is another model."""
     if not any(isinstance(x.attn, (Gqa, Mla)) for x in model.layers):
         return None
-    keys, ropes = model_keys(model, arch)
+    keys, ropes = model_keys(model)
+    keys |= module.gguf_keys(model) if hasattr(module, "gguf_keys") else {}
     entries = [("general.architecture", "str", arch), ("general.type", "str", "model"), ("general.name", "str", container.name),
-               ("general.quantization_version", "u32", 2), *(_entry(f"{arch}.{key}", value) for key, value in keys.items())]
+               ("general.quantization_version", "u32", 2), *(_entry(f"{arch}.{key}", value) for key, value in keys.items() if value is not None)]
     ropes = {name: [float(np.float32(v)) for v in values] for name, values in ropes.items()}
-    tensors = _tensors(container, model, arch) | {n: SourceTensor(n, (len(v),), "f32", "f32") for n, v in ropes.items()}
+    tensors = _tensors(container, model) | {n: SourceTensor(n, (len(v),), "f32", "f32") for n, v in ropes.items()}
     given = {k: v for k, _, v in entries} | {f"tensor:{n}": v for n, v in ropes.items()} | {"tensor_names": frozenset(tensors)}
     try:
         back = module.describe(ConfigReader(module.gguf_config(given)))
     except (MoeggError, KeyError):
         return None
     orders, back = _orders(model, back)
-    return Made(tensors, ropes, entries, orders, "gemma4" if arch == "gemma4" else None) if _same(model, back) else None
+    return Made(tensors, ropes, entries, orders) if _same(model, back) else None
 
 
 def _entry(key: str, value: Any) -> Entry:
@@ -94,7 +93,7 @@ def _entry(key: str, value: Any) -> Entry:
     return key, "str" if isinstance(value, str) else "bool" if isinstance(value, bool) else "u32", value
 
 
-def _tensors(container: Container, model: Model, arch: str) -> dict[str, SourceTensor]:
+def _tensors(container: Container, model: Model) -> dict[str, SourceTensor]:
     """Every tensor by the first of its sources; rows of one tensor are counted together."""
     parts = {layer.layer: {p.name: p for p in layer.parts} for layer in container.layers}
     items = [(t, t.shape, container.tensors.get(t.name)) for t in model.tensors()]
@@ -111,8 +110,8 @@ def _tensors(container: Container, model: Model, arch: str) -> dict[str, SourceT
             shape = max(before, src.rows[1] * (src.groups or 1)), *shape[1:]
         elif src.flat:
             shape = src.flat, shape[0] // src.flat, *shape[1:]
-        if src.squeeze and arch in ("kimi-linear", "bailingmoe3"):
-            shape = (1, 1, *shape, 1) if len(shape) == 1 else (1, shape[0], 1, shape[1])
+        for axis in src.ones:
+            shape = *shape[:axis], 1, *shape[axis:]
         out[src.name] = SourceTensor(src.name, shape, info.quant, info.quant)
     return out
 

@@ -28,11 +28,11 @@ def describe(arch, config, **changes):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_module_defines_its_names_and_says_what_it_does_not_support(arch):
-    """NAMES, CHAT, describe, tiny, gguf_config; a docstring with Source and Not supported; nothing else is public."""
+    """NAMES, CHAT, describe, tiny, gguf_config, gguf_keys; a docstring with Source and Not supported; nothing else is public."""
     tree = ast.parse(inspect.getsource(registry.find(arch=arch)))
     names = [n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
     names += [t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets]
-    assert {n for n in names if not n.startswith("_")} <= {"NAMES", "CHAT", "describe", "tiny", "gguf_config"}
+    assert {n for n in names if not n.startswith("_")} <= {"NAMES", "CHAT", "describe", "tiny", "gguf_config", "gguf_keys"}
     assert {"NAMES", "CHAT", "describe", "tiny"} <= set(names)
     assert "Source:" in ast.get_docstring(tree) and "Not supported:" in ast.get_docstring(tree)
 
@@ -78,11 +78,11 @@ def test_a_damaged_config_is_an_error_of_ours_or_another_sound_model(arch):
 
 
 def test_architectures_are_named_in_their_modules_alone():
-    """No code outside moegg/models compares with the name of one. Tokenizers, notations of calls and GGUF have names of their own there."""
+    """No code outside moegg/models compares with the name of one. Tokenizers and notations of calls have names of their own there."""
     found = [registry.find(arch=arch).NAMES for arch in ARCHS]
     names = {name for n in found for name in (n["arch"], *n["hf"], *n["model_type"], *n.get("gguf", ()))}
     root = Path(importlib.import_module("moegg").__path__[0]).parent
-    own_names = ("converters/gguf_tokenizer.py", "converters/export_tokenizer.py", "converters/export_keys.py", "converters/export_meta.py",
+    own_names = ("converters/gguf_tokenizer.py", "converters/export_tokenizer.py",
                  "moegg/server/tools.py", "moegg/server/grammar_calls.py", "moegg/server/openai.py")
     files = [p for part in ("moegg", "converters", "formats") for p in (root / part).rglob("*.py")]
     files = [p for p in files if "models" not in p.relative_to(root).parts and not p.as_posix().endswith(own_names)]

@@ -13,15 +13,15 @@ DIM_MAX = 1 << 12
 
 
 class DeltaSizes:
-    """Heads and dims of Gated DeltaNet layers, by Qwen's keys."""
+    """Heads and dims of Gated DeltaNet layers, by Qwen's keys. fused_ba: GGUF has decay and beta as one tensor, unless a file says otherwise."""
 
-    def __init__(self, cfg: ConfigReader, **defaults: int):
+    def __init__(self, cfg: ConfigReader, *, fused_ba: bool = False, **defaults: int):
         def size(key: str, high: int) -> int:
             return cfg.int(key, low=1, high=high, **({"default": defaults[key]} if key in defaults else {}))
         self.keys, self.values = size("linear_num_key_heads", HEAD_MAX), size("linear_num_value_heads", HEAD_MAX)
         self.key_dim, self.value_dim = size("linear_key_head_dim", DIM_MAX), size("linear_value_head_dim", DIM_MAX)
         self.taps = cfg.int("linear_conv_kernel_dim", low=2, high=PAST_MAX + 1, default=4)
-        self.tiled = cfg.bool("linear_value_heads_tiled", default=False)
+        self.tiled, self.fused_ba = cfg.bool("linear_value_heads_tiled", default=False), fused_ba
         if self.values % self.keys:
             raise cfg.wrong("linear_num_value_heads", f"{self.keys} key heads cannot share {self.values} value heads")
 
@@ -55,7 +55,7 @@ def gated_delta(m: Decoder, i: int, s: DeltaSizes, gate_act: str = "silu") -> De
     def per_head(name: str, apart: str, first: int, gguf: str) -> Tensor:
         fused = ("in_proj_ba.weight", {"rows": (first, first + each, 1), "groups": s.keys})
         own, ba = Src(f"blk.{i}.{gguf}.weight"), Src(f"blk.{i}.ssm_ba.weight", rows=(first, first + each, 1), groups=s.keys)
-        return find(name, (s.values, m.d), "attn", (f"{apart}.weight", {}), fused, gguf=(ba, own) if m.arch == "qwen3-next" else (own, ba))
+        return find(name, (s.values, m.d), "attn", (f"{apart}.weight", {}), fused, gguf=(ba, own) if s.fused_ba else (own, ba))
 
     def taps(name: str, rows: int, first: int) -> Conv:
         steps = {"rows": (first, first + rows, 1), "squeeze": True}
@@ -91,9 +91,9 @@ def kda(m: Decoder, i: int, *, heads: int, dim: int, taps: int, low_rank: bool, 
     """Layer i's KDA: heads of `dim` keys and values; low_rank: decay and gate go through [dim, D]. hf: its name in the layer."""
     wide = heads * dim
 
-    def find(name: str, shape: tuple[int, ...], role: str, src: str, gguf: str, squeeze: bool = False, log: int = 0) -> Tensor:
-        return Tensor(f"layers.{i}.mix.{name}", shape, role, tuple(Src(f"{r}layers.{i}.{hf}.{src}", squeeze=squeeze) for r in m.roots),
-                      (Src(f"blk.{i}.{gguf}", squeeze=squeeze, log=log),), i)
+    def find(name: str, shape: tuple[int, ...], role: str, src: str, gguf: str, ones: tuple[int, ...] = (), log: int = 0) -> Tensor:
+        return Tensor(f"layers.{i}.mix.{name}", shape, role, tuple(Src(f"{r}layers.{i}.{hf}.{src}", squeeze=bool(ones)) for r in m.roots),
+                      (Src(f"blk.{i}.{gguf}", squeeze=bool(ones), ones=ones, log=log),), i)
 
     def factor(name: str, letter: str) -> Tensor | LowRank:
         if not low_rank:
@@ -102,9 +102,9 @@ def kda(m: Decoder, i: int, *, heads: int, dim: int, taps: int, low_rank: bool, 
                        find(f"{name}_up", (wide, dim), "attn", f"{letter}_b_proj.weight", f"ssm_{letter}_b.weight"))
 
     q, k, v = (find(x, (wide, m.d), "attn", f"{x}_proj.weight", f"attn_{x}.weight") for x in "qkv")
-    convs = [Conv(find(f"{x}_taps", (wide, taps), "aux", f"{x}_conv1d.weight", f"ssm_conv1d_{x}.weight", squeeze=True)) for x in "qkv"]
+    convs = [Conv(find(f"{x}_taps", (wide, taps), "aux", f"{x}_conv1d.weight", f"ssm_conv1d_{x}.weight", ones=(0, 2))) for x in "qkv"]
     beta, bias = find("beta", (heads, m.d), "attn", "b_proj.weight", "ssm_beta.weight"), find("decay_bias", (wide,), "bias", "dt_bias", "ssm_dt.bias")
     return DeltaNet(heads, heads, dim, dim, q, k, v, *convs, decay=factor("decay", "f"), beta=beta, gate=factor("gate", "g"), decay_bias=bias,
-                    a_log=find("a_log", (heads,), "aux", "A_log", "ssm_a", squeeze=True, log=1 if bound else -1),
+                    a_log=find("a_log", (heads,), "aux", "A_log", "ssm_a", ones=(0, 1, 3), log=1 if bound else -1),
                     norm=Norm(find("norm", (dim,), "norm", "o_norm.weight", "ssm_norm.weight"), m.eps),
                     o=find("o", (m.d, wide), "attn", "o_proj.weight", "attn_output.weight"), gate_act="sigmoid", bound=bound)

@@ -5,7 +5,7 @@ Names in sources are given where families differ: the defaults are those of Qwen
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from moegg.arch import MAX_GROUPS, ConfigReader, Experts, Mlp, Moe, Part, Router, Src, Tensor
+from moegg.arch import MAX_GROUPS, ConfigReader, Experts, Mlp, Model, Moe, Part, Router, Src, Tensor
 from moegg.models._decoder import SIZE_MAX, Decoder
 
 EXPERT_MAX = 1 << 16
@@ -114,3 +114,9 @@ def gguf_deepseek_moe(meta: Mapping[str, Any], g: ConfigReader) -> dict[str, Any
             "first_k_dense_replace": g.int("leading_dense_block_count", default=0), "n_group": groups,
             "topk_group": g.int("expert_group_used_count", default=groups) or groups,
             "routed_scaling_factor": g.float("expert_weights_scale", default=1.0) or 1.0, "norm_topk_prob": g.bool("expert_weights_norm", default=False)}
+
+
+def gguf_norm_keys(model: Model) -> dict[str, Any]:
+    """For the loaders that ask a file whether router weights are renormalised; the others know it and read no key."""
+    moe = next((x.ffn for x in model.layers if isinstance(x.ffn, Moe)), None)
+    return {"expert_weights_norm": moe.router.renormalise} if moe else {}

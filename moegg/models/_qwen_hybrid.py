@@ -86,3 +86,15 @@ def gguf_experts(meta: Mapping[str, Any], g: ConfigReader) -> tuple[dict[str, An
 def tiled(config: dict[str, Any]) -> dict[str, bool]:
     """Qwen3.5's files have their value heads apart by the number of key heads, where those differ."""
     return {"linear_value_heads_tiled": config["linear_num_key_heads"] != config["linear_num_value_heads"]}
+
+
+def gguf_hybrid_keys(model: Model) -> dict[str, Any]:
+    """The keys of all hybrids: which layers are attention is an interval, not an array of KV heads."""
+    at, full = next((i, x.attn) for i, x in enumerate(model.layers) if isinstance(x.attn, Gqa))
+    return {"full_attention_interval": at + 1, "attention.head_count_kv": full.n_kv_head}
+
+
+def gguf_mrope_keys(model: Model) -> dict[str, Any]:
+    """Those, and Qwen3.5's sections of pairs, by axes whose positions are equal in text."""
+    pairs = next(x.attn for x in model.layers if isinstance(x.attn, Gqa)).rope.dim // 2
+    return gguf_hybrid_keys(model) | {"rope.dimension_sections": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3, 0]}

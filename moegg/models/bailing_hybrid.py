@@ -16,7 +16,7 @@ from moegg.models._chat import ASKED, THINK
 from moegg.models._decoder import IGNORED, kv_layers
 from moegg.models._delta import DIM_MAX, kda
 from moegg.models._mla import Latent, gguf_latent
-from moegg.models._moe import MoeDecoder, gguf_deepseek_moe
+from moegg.models._moe import MoeDecoder, gguf_deepseek_moe, gguf_norm_keys
 
 NAMES = {"arch": "bailing-hybrid", "hf": ("BailingMoeV3ForCausalLM", "BailingHybridForCausalLM"), "model_type": ("bailing_hybrid",),
          "gguf": ("bailingmoe3",), "ignore": (*IGNORED, "model.layers.{n}.*", "blk.{n}.*")}
@@ -95,3 +95,7 @@ def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
         "num_hidden_layers": n, "num_key_value_heads": config["num_attention_heads"], "head_dim": g.int("kda.head_dim"), "layer_group_size": group,
         "moe_shared_expert_intermediate_size": moe["moe_intermediate_size"], "kda_lower_bound": g.float("kda.gate_lower_bound"),
         "short_conv_kernel_size": g.int("ssm.conv_kernel")}
+
+
+def gguf_keys(model: Model) -> dict[str, Any]:
+    return gguf_norm_keys(model)

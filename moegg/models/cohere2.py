@@ -44,3 +44,7 @@ def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
     config, g = gguf_decoder(meta, eps="layer_norm_eps")
     return config | {"sliding_window": g.int("attention.sliding_window", low=1), "sliding_window_pattern": 4,
                      "logit_scale": g.float("logit_scale"), "attention_bias": "blk.0.attn_q.bias" in meta["tensor_names"]}
+
+
+def gguf_keys(model: Model) -> dict[str, Any]:
+    return {"logit_scale": model.logit_scale}

@@ -10,7 +10,7 @@ from typing import Any
 from moegg.arch import Chat, ConfigReader, Layer, Model, read_rope
 from moegg.models._chat import ASKED
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
-from moegg.models._moe import MoeDecoder, gguf_deepseek_moe
+from moegg.models._moe import MoeDecoder, gguf_deepseek_moe, gguf_norm_keys
 
 NAMES = {"arch": "dots1", "hf": ("Dots1ForCausalLM",), "model_type": ("dots1",), "gguf": ("dots1",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED}
@@ -46,3 +46,7 @@ def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
     config, g = gguf_decoder(meta)
     g.expect("expert_gating_func", 2)
     return config | gguf_deepseek_moe(meta, g) | {"sliding_window": None}
+
+
+def gguf_keys(model: Model) -> dict[str, Any]:
+    return gguf_norm_keys(model)

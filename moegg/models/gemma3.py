@@ -70,3 +70,10 @@ def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
         "query_pre_attn_scalar": scale ** -2 if scale > 1e-6 else scalar,
         "attn_logit_softcapping": g.float("attn_logit_softcapping", default=0.0),
         "final_logit_softcapping": g.float("final_logit_softcapping", default=0.0)}
+
+
+def gguf_keys(model: Model) -> dict[str, Any]:
+    windows = [x.attn.window for x in model.layers]
+    local = next((x.attn for x in model.layers if x.attn.window), None)
+    return {"attention.sliding_window_pattern": 1 + (windows.index(0) if 0 in windows else len(windows)),
+            "rope.freq_base_swa": local.rope.theta if local else None}

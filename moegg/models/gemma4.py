@@ -20,7 +20,7 @@ from moegg.models._moe import MoeDecoder
 
 NAMES = {
     "arch": "gemma4", "hf": ("Gemma4ForConditionalGeneration", "Gemma4ForCausalLM"), "model_type": ("gemma4", "gemma4_text"),
-    "gguf": ("gemma4",), "gguf_config_tensors": ROPE_TENSORS,
+    "gguf": ("gemma4",), "gguf_config_tensors": ROPE_TENSORS, "gguf_tokenizer": "gemma4",
     "ignore": (*IGNORED, "*vision_tower.*", "*embed_vision.*", "*audio_tower.*", "*embed_audio.*",
                *(f"blk.*.attn_{x}.weight" for x in ("k", "v", "k_norm"))),      # of layers that share keys and values
 }
@@ -181,6 +181,16 @@ def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
         config |= {"enable_moe_block": True, "num_experts": experts, "top_k_experts": g.int("expert_used_count"),
                    "moe_intermediate_size": g.int("expert_feed_forward_length")}
     return config
+
+
+def gguf_keys(model: Model) -> dict[str, Any]:
+    attn = [x.attn for x in model.layers]
+    local = next((a for a in attn if a.window), None)
+    dim = (local or attn[0]).head_dim
+    return {"attention.sliding_window_pattern": [a.window > 0 for a in attn], "rope.freq_base_swa": local.rope.theta if local else None,
+            "attention.shared_kv_layers": sum(a.kv_from is not None for a in attn),
+            "embedding_length_per_layer_input": model.per_layer.norm.weight.shape[0] if model.per_layer else 0,
+            "attention.key_length_swa": dim, "attention.value_length_swa": dim, "rope.dimension_count_swa": dim}
 
 
 def _each(own: ConfigReader, key: str, n: int) -> list[int]:

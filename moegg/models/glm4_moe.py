@@ -9,7 +9,7 @@ from typing import Any
 from moegg.arch import Chat, ConfigReader, Layer, Model, read_rope
 from moegg.models._chat import THINK
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
-from moegg.models._moe import MoeDecoder, gguf_deepseek_moe
+from moegg.models._moe import MoeDecoder, gguf_deepseek_moe, gguf_norm_keys
 
 NAMES = {"arch": "glm4-moe", "hf": ("Glm4MoeForCausalLM",), "model_type": ("glm4_moe",), "gguf": ("glm4moe",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": (*IGNORED, "model.layers.{n}.*", "blk.{n}.*")}
@@ -43,3 +43,7 @@ def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
     return config | gguf_deepseek_moe(meta, g) | {
         "num_hidden_layers": max(1, config["num_hidden_layers"] - extra), "attention_bias": "blk.0.attn_q.bias" in names,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in names}
+
+
+def gguf_keys(model: Model) -> dict[str, Any]:
+    return gguf_norm_keys(model)

@@ -10,6 +10,7 @@ from typing import Any
 from moegg.arch import ConfigReader, Layer, Model, read_rope
 from moegg.models._chat import GRANITE
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, Decoder, gguf_decoder
+from moegg.models._granite import gguf_multiplier_keys, gguf_multipliers
 
 NAMES = {
     "arch": "granite", "hf": ("GraniteForCausalLM",), "model_type": ("granite",), "gguf": ("granite",),
@@ -40,9 +41,9 @@ def tiny() -> dict[str, Any]:
 def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
     config, g = gguf_decoder(meta)
     names = meta["tensor_names"]
-    return config | {
-        "rope_interleaved": True, "attention_bias": "blk.0.attn_q.bias" in names, "mlp_bias": "blk.0.ffn_gate.bias" in names,
-        "attention_multiplier": g.float("attention.scale", default=0.0) or config["head_dim"] ** -0.5,
-        "embedding_multiplier": g.float("embedding_scale", default=0.0) or 1.0,
-        "residual_multiplier": g.float("residual_scale", default=0.0) or 1.0,
-        "logits_scaling": g.float("logit_scale", default=0.0) or 1.0}
+    return config | gguf_multipliers(config, g) | {
+        "rope_interleaved": True, "attention_bias": "blk.0.attn_q.bias" in names, "mlp_bias": "blk.0.ffn_gate.bias" in names}
+
+
+def gguf_keys(model: Model) -> dict[str, Any]:
+    return gguf_multiplier_keys(model)

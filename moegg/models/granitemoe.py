@@ -10,6 +10,7 @@ from typing import Any
 from moegg.arch import ConfigReader, Layer, Model, Moe, read_rope
 from moegg.models._chat import GRANITE
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
+from moegg.models._granite import gguf_multiplier_keys, gguf_multipliers
 from moegg.models._moe import MoeDecoder
 
 NAMES = {"arch": "granitemoe", "hf": ("GraniteMoeForCausalLM",), "model_type": ("granitemoe",), "gguf": ("granitemoe",),
@@ -41,10 +42,10 @@ def tiny() -> dict[str, Any]:
 
 def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
     config, g = gguf_decoder(meta)
-    return config | {
+    return config | gguf_multipliers(config, g) | {
         "rope_interleaved": True, "attention_bias": "blk.0.attn_q.bias" in meta["tensor_names"],
-        "num_local_experts": g.int("expert_count"), "num_experts_per_tok": g.int("expert_used_count"),
-        "attention_multiplier": g.float("attention.scale", default=0.0) or config["head_dim"] ** -0.5,
-        "embedding_multiplier": g.float("embedding_scale", default=0.0) or 1.0,
-        "residual_multiplier": g.float("residual_scale", default=0.0) or 1.0,
-        "logits_scaling": g.float("logit_scale", default=0.0) or 1.0}
+        "num_local_experts": g.int("expert_count"), "num_experts_per_tok": g.int("expert_used_count")}
+
+
+def gguf_keys(model: Model) -> dict[str, Any]:
+    return gguf_multiplier_keys(model)

@@ -65,3 +65,7 @@ def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
     return config | experts | {"sliding_window": g.int("attention.sliding_window", low=1),
                                "rope_theta": g.float("rope.freq_base_swa", default=config["rope_theta"]),
                                "layer_types": ["sliding_attention" if s else "full_attention" for s in slides]}
+
+
+def gguf_keys(model: Model) -> dict[str, Any]:
+    return {"attention.sliding_window_pattern": [x.attn.window > 0 for x in model.layers], "swiglu_clamp_exp": [7.0] * len(model.layers)}

@@ -62,3 +62,7 @@ def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
     names = meta["tensor_names"]
     return config | {"num_local_experts": g.int("expert_count"), "num_experts_per_tok": g.int("expert_used_count"),
                      "attention_bias": "blk.0.attn_q.bias" in names, "lm_head_bias": "output.bias" in names}
+
+
+def gguf_keys(model: Model) -> dict[str, Any]:
+    return {"attention.layer_norm_epsilon": None, "attention.layer_norm_rms_epsilon": model.final_norm.eps}

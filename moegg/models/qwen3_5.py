@@ -9,7 +9,7 @@ from typing import Any
 from moegg.arch import ConfigReader, Model
 from moegg.models._chat import QWEN_OPEN
 from moegg.models._decoder import IGNORED, ROPE_TENSORS
-from moegg.models._qwen_hybrid import gguf_hybrid, qwen3_5, tiled
+from moegg.models._qwen_hybrid import gguf_hybrid, gguf_mrope_keys, qwen3_5, tiled
 
 NAMES = {
     "arch": "qwen3-5", "hf": ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"), "model_type": ("qwen3_5", "qwen3_5_text"),
@@ -34,3 +34,7 @@ def tiny() -> dict[str, Any]:
 def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
     config, _ = gguf_hybrid(meta)
     return config | tiled(config)
+
+
+def gguf_keys(model: Model) -> dict[str, Any]:
+    return gguf_mrope_keys(model)

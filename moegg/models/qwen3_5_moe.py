@@ -10,7 +10,7 @@ from typing import Any
 from moegg.arch import ConfigReader, Model
 from moegg.models._chat import QWEN_OPEN
 from moegg.models._decoder import IGNORED, ROPE_TENSORS
-from moegg.models._qwen_hybrid import experts, gguf_experts, gguf_hybrid, qwen3_5, tiled
+from moegg.models._qwen_hybrid import experts, gguf_experts, gguf_hybrid, gguf_mrope_keys, qwen3_5, tiled
 
 NAMES = {
     "arch": "qwen3-5-moe", "hf": ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
@@ -38,3 +38,7 @@ def tiny() -> dict[str, Any]:
 def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
     config, g = gguf_hybrid(meta)
     return config | gguf_experts(meta, g)[0] | tiled(config)
+
+
+def gguf_keys(model: Model) -> dict[str, Any]:
+    return gguf_mrope_keys(model)

@@ -12,7 +12,7 @@ from moegg.models._chat import QWEN_THINKING
 from moegg.models._decoder import IGNORED, ROPE_TENSORS
 from moegg.models._delta import DeltaSizes
 from moegg.models._moe import MoeDecoder
-from moegg.models._qwen_hybrid import DELTA_DEFAULTS, experts, gguf_experts, gguf_hybrid, layers
+from moegg.models._qwen_hybrid import DELTA_DEFAULTS, experts, gguf_experts, gguf_hybrid, gguf_hybrid_keys, layers
 
 NAMES = {"arch": "qwen3-next", "hf": ("Qwen3NextForCausalLM",), "model_type": ("qwen3_next",), "gguf": ("qwen3next",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": (*IGNORED, "mtp.*", "blk.{n}.*")}
@@ -27,7 +27,7 @@ def describe(cfg: ConfigReader) -> Model:
     cfg.expect("use_sliding_window", False)
     cfg.expect("mlp_only_layers", [])
     cfg.expect("decoder_sparse_step", 1)
-    sizes = DeltaSizes(cfg, **DELTA_DEFAULTS)
+    sizes = DeltaSizes(cfg, fused_ba=True, **DELTA_DEFAULTS)
     rope = read_rope(cfg, m.head_dim, m.ctx_train, partial=0.25)
     all_layers = layers(m, rope, sizes.layer_types(m), sizes, experts(m, cfg.bool("norm_topk_prob", default=True)))
     return m.model(all_layers, tied=cfg.bool("tie_word_embeddings", default=False))
@@ -46,3 +46,7 @@ def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
     config, g = gguf_hybrid(meta)
     moe, norm = gguf_experts(meta, g)
     return config | moe | {"norm_topk_prob": norm}
+
+
+def gguf_keys(model: Model) -> dict[str, Any]:
+    return gguf_hybrid_keys(model)

@@ -43,3 +43,7 @@ def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
         raise g.refuse("attention.layer_norm_epsilon", "q and k norms (tensor 'blk.0.attn_q_norm.weight') are not supported")
     g.ignore("use_parallel_residual")
     return config | {"use_qkv_bias": "blk.0.attn_q.bias" in names, "use_parallel_residual": "blk.0.ffn_norm.weight" not in names}
+
+
+def gguf_keys(model: Model) -> dict[str, Any]:
+    return {"use_parallel_residual": model.layers[0].parallel}

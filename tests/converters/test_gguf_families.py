@@ -95,6 +95,14 @@ def test_a_checkpoint_exports_what_the_converter_of_llama_cpp_writes(case):
         assert not key.startswith(f"{a}.") or mine == (value if isinstance(value, str) else pytest.approx(value, rel=1e-6)), key
 
 
+def test_an_export_has_the_shapes_of_llama_cpps_converter(case):
+    """Axes of size 1 included, which KDA's loader asks for; those after the others are there anyway: ggml has four."""
+    _, tmp, container, path = case
+    out = export(Container.open(container), tmp / "shapes.gguf").path
+    ours, theirs = ({t.name: [*t.shape.tolist(), 1, 1, 1][:4] for t in gguf.GGUFReader(p).tensors} for p in (out, path))
+    assert {n: ours[n] for n in ours.keys() & theirs.keys()} == {n: theirs[n] for n in ours.keys() & theirs.keys()}
+
+
 TOKENIZERS = oracle.FIXTURES.parent / "tokenizers"
 KDA = {"full_attn_layers": [2], "kda_layers": [1, 3, 4], "head_dim": 12, "num_heads": 3, "short_conv_kernel_size": 4}
 
