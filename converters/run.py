@@ -33,6 +33,7 @@ from moegg.quants import GROUP_ROWS, INTERLEAVED, QUANTS
 
 SMALL = 2.0 ** -12               # rows below may become zero: the smallest f16 scale, 2**-24, times the steps of a k-quant
 BLOCK_BYTES = 4 << 20           # of f32 rows that a thread works on at once
+KEPT_BYTES = 24 << 20           # glibc keeps blocks up to the largest that was ever freed, instead of faulting each in anew
 MAX_THREADS, AHEAD_BYTES = 8, 1 << 30           # threads that make records, as long as their records take no more than this
 F16_MAX, BF16_MAX = 65519.0, 3.3961775e38       # what rounds to a finite value; block quants scale by f16
 # Where the f16 scales of a block lie: finite ones make finite values, whatever the codes.
@@ -212,11 +213,10 @@ def _fill(writer: ContainerWriter, plan: ConvertPlan, importance: Importance | N
         for p in layer.parts:
             known = None if QUANTS[p.quant].is_float else worth(_expert_name(layer, p), layer.n, p.part.shape[1])
             view, columns = p.views[e], None if known is None else known[e]
-            pieces = [_encoded(view, p.quant, p.layout, start, stop, columns, lost)
-                      for start, stop in _row_blocks(view.n_rows, view.shape[-1], view.whole)]
-            parts.append(np.concatenate(pieces) if len(pieces) > 1 else pieces[0])
+            parts.append([_encoded(view, p.quant, p.layout, start, stop, columns, lost)
+                          for start, stop in _row_blocks(view.n_rows, view.shape[-1], view.whole)])
         writer.put_record(layer.layer, e, parts)
-        return sum(data.nbytes for data in parts)
+        return sum(p.nbytes for p in layer.parts)
 
     def count(nbytes: int) -> None:
         nonlocal done
@@ -228,6 +228,7 @@ def _fill(writer: ContainerWriter, plan: ConvertPlan, importance: Importance | N
         return data
 
     progress(done, total)
+    np.empty(KEPT_BYTES, np.uint8)
     for t in plan.tensors:
         rows = _row_blocks(t.view.n_rows, t.view.shape[-1], t.view.whole)
         with closing(_in_order((partial(block, t, start, stop) for start, stop in rows), t.nbytes)) as blocks:
@@ -248,7 +249,7 @@ def _in_order(jobs: Iterable[Callable[[], Any]], nbytes: int) -> Generator[Any, 
 
     Close it: on an error no thread may read on from a closed source.
     """
-    workers = max(1, min(MAX_THREADS, _cores(), AHEAD_BYTES // max(1, nbytes)))
+    workers = max(1, min(MAX_THREADS, 2 * _cores(), AHEAD_BYTES // max(1, nbytes)))      # twice: half of them wait for the disk
     with ThreadPoolExecutor(workers) as pool:
         ahead: deque[Future] = deque()
         try:

@@ -121,20 +121,23 @@ class ContainerWriter:
         pieces = [data] if isinstance(data, Buffer) else data
         self._put(self._unit[name], f"tensor '{name}'", t.offset, t.nbytes, pieces)
 
-    def put_record(self, layer: int, expert: int, parts: Sequence[Buffer]) -> None:
-        """Write the record of one expert: its parts in file layout, in plan order. Several threads may. Raises NoRoom, IOFailure."""
+    def put_record(self, layer: int, expert: int, parts: Sequence[Buffer | Sequence[Buffer]]) -> None:
+        """Write the record of one expert: its parts in file layout, in plan order, each whole or in pieces. Several threads may.
+        Raises NoRoom, IOFailure."""
         e, first = self._layers.get(layer, (None, 0))
         what = f"record of layer {layer}, expert {expert}"
         if e is None or not 0 <= expert < e.n or len(parts) != len(e.parts):
             raise InternalError(f"{self.path}: {what} with {len(parts)} parts is not in the plan")
-        record = np.zeros(e.record_bytes, np.uint8)
+        pieces: list[Buffer] = []
+        at = 0
         for p, data in zip(e.parts, parts, strict=True):
-            view = self._view(data, what)
-            if view.size != p.nbytes:
-                raise InternalError(f"{self.path}: {what}, part '{p.name}': got {view.size} B, expected {p.nbytes} B")
-            record[p.offset:p.offset + p.nbytes] = view
+            views = [self._view(piece, what) for piece in ([data] if isinstance(data, Buffer) else data)]
+            if (got := sum(v.size for v in views)) != p.nbytes:
+                raise InternalError(f"{self.path}: {what}, part '{p.name}': got {got} B, expected {p.nbytes} B")
+            pieces += [bytes(p.offset - at), *views]
+            at = p.offset + p.nbytes
         slot = int(e.slot[expert])
-        self._put(first + slot, what, e.base + slot * e.stride, e.record_bytes, [record])
+        self._put(first + slot, what, e.base + slot * e.stride, e.record_bytes, [*pieces, bytes(e.record_bytes - at)])
 
     def _view(self, data: Buffer, what: str) -> np.ndarray:
         try:
