@@ -29,6 +29,7 @@ from moegg.units import fmt_bytes
 SPAN_BYTES, GAP_BYTES = 16 << 20, 64 << 10      # of one request; between parts that one request brings
 PIECE_BYTES = 4 << 20
 THREADS, TRIES = 4, 3
+CLOSING_S = 2.0                                 # in all, for threads whose work an error made useless
 Unit = tuple[str, int, int, bytes]              # label, offset, bytes, checksum
 Progress = Callable[[int, int], None]
 
@@ -187,14 +188,19 @@ class _Assembly:
         jobs, todo, done = list(_jobs(missing)), SimpleQueue(), SimpleQueue()
         for job in jobs:
             todo.put(job)
-        for _ in range(min(THREADS, len(jobs))):
-            threading.Thread(target=self._work, args=(todo, done), daemon=True).start()
+        threads = [threading.Thread(target=self._work, args=(todo, done), daemon=True) for _ in range(min(THREADS, len(jobs)))]
+        for t in threads:
+            t.start()
         for _ in jobs:
             if (error := done.get()) is not None:
+                self._stop.set()
+                for t in threads:
+                    t.join(CLOSING_S / THREADS)
                 raise error
 
     def _work(self, todo: SimpleQueue, done: SimpleQueue) -> None:
-        """One of several threads. Nobody waits for them after an error or Ctrl-C: a silent server would hold them for minutes."""
+        """One of several threads. After an error they have CLOSING_S to close their connections, after Ctrl-C nothing: a silent server
+        would hold them for minutes."""
         while not self._stop.is_set():
             try:
                 self._fetch(todo.get_nowait())
