@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -266,8 +267,8 @@ def _fetch(remote: RemoteFile, path: Path) -> None:
     log.info(f"{remote.path}: fetching {fmt_bytes(remote.size)}")
     for _ in range(TRIES):
         h, at = hashlib.sha256(), 0
-        with open(path, "r+b", buffering=0) as f:
-            for piece in remote.pieces(0, remote.size):
+        with open(path, "r+b", buffering=0) as f, closing(remote.pieces(0, remote.size)) as pieces:
+            for piece in pieces:
                 h.update(piece)
                 write_all(f.fileno(), piece, at)
                 at += len(piece)

@@ -8,8 +8,8 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -255,11 +255,12 @@ class _Assembly:
         raise FormatError(f"{self.remote.path}: {label}: checksum differs, {TRIES} times; the hub's file is damaged, tell its "
                           "owners", "format-checksum", "R28", offset)
 
-    def _received(self, pieces: Iterable[bytes]) -> bytearray:
+    def _received(self, pieces: Generator[bytes, None, None]) -> bytearray:
         data = bytearray()
-        for piece in pieces:
-            self._go_on()
-            data += piece
+        with closing(pieces):               # its connection too, now and not when the error is forgotten
+            for piece in pieces:
+                self._go_on()
+                data += piece
         return data
 
     def _write(self, data: bytes | memoryview | bytearray, offset: int) -> None:

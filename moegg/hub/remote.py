@@ -7,7 +7,7 @@ does before it is needed.
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -166,8 +166,8 @@ class RemoteFile:
             return self._head[offset:offset + n]
         return b"".join(self.pieces(offset, n))
 
-    def pieces(self, offset: int, n: int) -> Iterator[bytes]:
-        """The same bytes as they come."""
+    def pieces(self, offset: int, n: int) -> Generator[bytes, None, None]:
+        """The same bytes as they come. Close it: it holds a connection."""
         done = tries = 0
         while done < n:
             try:
