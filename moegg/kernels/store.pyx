@@ -236,7 +236,7 @@ def store_minimum(layers) -> int:
     cdef mg_store_layer l
     for n, top_k, nbytes in layers:
         l.n, l.top_k, l.record_bytes = n, top_k, nbytes
-        need = max(need, S.minimum(1, &l))
+        need = max(need, S.minimum(1, &l, NULL))
     return need
 
 

@@ -66,7 +66,7 @@ cdef extern from "calls.h" nogil:
     ctypedef struct mg_store_calls:
         mg_store *(*open)(const mg_store_config *c, mg_io_error *error) noexcept nogil
         void (*close)(mg_store *s) noexcept nogil
-        int64_t (*minimum)(int32_t n_layers, const mg_store_layer *layers) noexcept nogil
+        int64_t (*minimum)(int32_t n_layers, const mg_store_layer *layers, const uint8_t *keep) noexcept nogil
         const uint8_t *(*map)(const mg_store *s) noexcept nogil
         int (*begin)(mg_store *s, int32_t n_tokens) noexcept nogil
         void (*more)(mg_store *s, int more) noexcept nogil

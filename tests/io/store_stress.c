@@ -88,7 +88,7 @@ static int run(const char *path, const mg_store_layer *layers, int mode, int inj
     struct stat st;
     stat(path, &st);
     int32_t cancel = 0;
-    const int64_t least = mg_store_minimum(LAYERS, layers);
+    const int64_t least = mg_store_minimum(LAYERS, layers, NULL);
     mg_store_config c = {.n_layers = LAYERS, .layers = layers, .budget = least, .max_budget = 6 * least, .n_threads = 4,
                          .min_part = 16384, .max_part = 65536, .half_life = 64, .copy = mode == 2, .cancel = &cancel};
     c.file = (mg_file_config){.direct = mode == 1, .exact = 1, .hook = inject ? hook : NULL};

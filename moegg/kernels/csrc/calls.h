@@ -7,7 +7,7 @@
 typedef struct {
     mg_store *(*open)(const mg_store_config *c, mg_io_error *error);
     void (*close)(mg_store *s);
-    int64_t (*minimum)(int32_t n_layers, const mg_store_layer *layers);
+    int64_t (*minimum)(int32_t n_layers, const mg_store_layer *layers, const uint8_t *keep);
     const uint8_t *(*map)(const mg_store *s);
     int (*begin)(mg_store *s, int32_t n_tokens);                        /* mg_store_pass */
     void (*more)(mg_store *s, int more);

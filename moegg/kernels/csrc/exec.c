@@ -1,12 +1,6 @@
 /* exec.c - the executor: walks the op list, one function per kind (op_*.c, moe.c), allocates nothing. */
+#include "clock.h"
 #include "exec_int.h"
-#include <time.h>
-
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
 
 static int run_op(mg_exec *e, const mg_op *op) {
     int status = MG_OK;
@@ -46,7 +40,7 @@ static int run_op(mg_exec *e, const mg_op *op) {
 }
 
 static int run_ops(mg_exec *e, int32_t first, int32_t end) {
-    int64_t last = e->op_ns ? now_ns() : 0;
+    int64_t last = e->op_ns ? mg_now_ns() : 0;
     for (int32_t i = first; i < end; i++) {
         const mg_op *op = &e->ops[i];
         int status = e->cancel && *e->cancel ? MG_E_CANCEL : MG_OK;
@@ -57,7 +51,7 @@ static int run_ops(mg_exec *e, int32_t first, int32_t end) {
             return status;
         }
         if (e->op_ns) {
-            const int64_t now = now_ns();
+            const int64_t now = mg_now_ns();
             e->op_ns[i] += now - last;
             last = now;
         }

@@ -17,9 +17,9 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "kernels.h"
 
 struct mg_pool {
@@ -48,12 +48,6 @@ enum {
     BACKOFF_NS = 4000000, BACKOFF_MAX_NS = 128000000,
 };
 
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
-
 static void relax(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -71,7 +65,7 @@ static int is_done(mg_pool *p, int id) { return atomic_load(&p->done) == p->n_ch
 static int spin(mg_pool *p, int id, int (*ready)(mg_pool *, int), int64_t ns) {
     if (ready(p, id)) return 1;
     if (ns <= 0) return 0;
-    for (const int64_t end = now_ns() + ns; now_ns() < end;)
+    for (const int64_t end = mg_now_ns() + ns; mg_now_ns() < end;)
         for (int i = 0; i < 64; i++, relax())
             if (ready(p, id)) return 1;
     return 0;
@@ -213,7 +207,7 @@ void mg_pool_run(mg_pool *p, mg_task_fn fn, void *ctx, int64_t n_items, int64_t 
     }
     if (p->pid != getpid()) init(p);
     if (p->n_workers < p->n_threads - 1) hire(p);
-    const int64_t start = now_ns();
+    const int64_t start = mg_now_ns();
     if (atomic_load(&p->n_active) < p->n_workers) grow(p, start);
     p->fn = fn;
     p->ctx = ctx;
@@ -225,14 +219,14 @@ void mg_pool_run(mg_pool *p, mg_task_fn fn, void *ctx, int64_t n_items, int64_t 
     if (atomic_load(&p->n_active) > 0) wake(p, n_chunks - 1);
     const int64_t mine = work(p, 0);
     if (is_done(p, 0)) return;
-    const int64_t idle = now_ns();
+    const int64_t idle = mg_now_ns();
     if (!spin(p, 0, is_done, p->spin_ns < CALLER_SPIN_NS ? p->spin_ns : CALLER_SPIN_NS)) {
         pthread_mutex_lock(&p->lock);
         atomic_store(&p->waiting, 1);
         while (!is_done(p, 0)) pthread_cond_wait(&p->finished, &p->lock);
         atomic_store(&p->waiting, 0);
         pthread_mutex_unlock(&p->lock);
-        const int64_t now = now_ns();
+        const int64_t now = mg_now_ns();
         if (mine && now - idle > STALL_NS && now - idle > STALL_CHUNKS * (idle - start) / mine) shrink(p, now);
     }
 }

@@ -1,8 +1,8 @@
 /* store.c - what the owner of the expert store calls (store.h): passes, requests, guesses, loads, budget, counters. */
+#include "clock.h"
 #include "store_int.h"
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define SCAN_WINDOW ((int64_t)64 << 20)
@@ -12,12 +12,6 @@
 /* Bytes that a scan holds ahead of the computation. */
 static int64_t window(const mg_store *s) {
     return least(most(SCAN_WINDOW, s->minimum), most(mg_policy_budget(s->policy) / 2, s->minimum / 2));
-}
-
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 const uint8_t *mg_store_map(const mg_store *s) { return mg_file_map(s->file); }
@@ -205,10 +199,10 @@ int mg_store_wait(mg_store *s, int32_t layer, int32_t n, const int32_t *experts,
             status = MG_E_CANCEL;
             break;
         }
-        if (!from) from = now_ns();
+        if (!from) from = mg_now_ns();
         mg_st_sleep(s);
     }
-    if (from) s->n.wait_ns += now_ns() - from;
+    if (from) s->n.wait_ns += mg_now_ns() - from;
     pthread_mutex_unlock(&s->lock);
     return found < 0 ? found : status;
 }

@@ -51,7 +51,7 @@ typedef struct {
 /* NULL: error tells (MG_IO_BUDGET: nbytes is the smallest budget). */
 mg_store *mg_store_open(const mg_store_config *c, mg_io_error *error);
 void mg_store_close(mg_store *s);             /* a read that hangs keeps the memory alive, not the caller */
-int64_t mg_store_minimum(int32_t n_layers, const mg_store_layer *layers);   /* smallest budget */
+int64_t mg_store_minimum(int32_t n_layers, const mg_store_layer *layers, const uint8_t *keep);      /* smallest budget; keep: as below, or NULL */
 const uint8_t *mg_store_map(const mg_store *s);                             /* the whole file */
 
 /* A pass over all layers begins. MG_OK, or MG_E_FETCH if the file is no longer the one that was opened, or in a forked child. */

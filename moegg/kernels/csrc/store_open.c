@@ -21,16 +21,17 @@ static void policy_config(mg_policy_config *c, int32_t n, const mg_store_layer *
     *c = (mg_policy_config){n, experts, top_k, bytes, 0, 0, NULL};
 }
 
-int64_t mg_store_minimum(int32_t n_layers, const mg_store_layer *layers) {
-    int64_t need = 0;
+int64_t mg_store_minimum(int32_t n_layers, const mg_store_layer *layers, const uint8_t *keep) {
+    int64_t kept = 0, need = 0;
     for (int32_t i = 0; i < n_layers; i++) {
         int32_t experts, top_k;
         int64_t bytes;
         mg_policy_config c;
         policy_config(&c, 1, &layers[i], &experts, &top_k, &bytes);
-        need = most(need, mg_policy_minimum(&c));
+        if (keep && keep[i]) kept += mg_policy_minimum(&c);
+        else need = most(need, mg_policy_minimum(&c));
     }
-    return need;
+    return kept + need;
 }
 
 /* Slots of one size for records of nearly one size, as recipes make them that give some layers more bits: memory that moves between
@@ -45,15 +46,6 @@ static void share_slots(mg_policy_config *p, const mg_store_layer *l, int64_t *b
         for (int32_t j = 0; j < p->n_layers; j++)
             if (record_size(&l[j]) <= record_size(&l[i]) + record_size(&l[i]) / SHARE) bytes[i] = most(bytes[i], record_size(&l[j]));
     for (int32_t i = 0; mg_policy_minimum(p) > minimum && i < p->n_layers; i++) bytes[i] = record_size(&l[i]);
-}
-
-static int64_t cycle_minimum(const mg_store_config *c) {
-    int64_t kept = 0, place = 0;
-    for (int32_t i = 0; i < c->n_layers; i++) {
-        if (c->keep[i]) kept += record_size(&c->layers[i]);
-        else place = most(place, record_size(&c->layers[i]));
-    }
-    return kept + place;
 }
 
 static int make_slots(mg_store *s) {
@@ -167,7 +159,7 @@ static void start_threads(mg_store *s, int n) {
 
 mg_store *mg_store_open(const mg_store_config *c, mg_io_error *error) {
     *error = (mg_io_error){MG_IO_ERRNO, ENOMEM, -1, -1, 0, c->budget};
-    const int64_t minimum = c->keep ? cycle_minimum(c) : mg_store_minimum(c->n_layers, c->layers);
+    const int64_t minimum = mg_store_minimum(c->n_layers, c->layers, c->keep);
     if (c->budget < minimum) {
         *error = (mg_io_error){MG_IO_BUDGET, 0, -1, -1, 0, minimum};
         return NULL;

@@ -1,0 +1,13 @@
+/* clock.h - the monotonic clock in nanoseconds. */
+#ifndef MOEGG_CLOCK_H
+#define MOEGG_CLOCK_H
+#include <stdint.h>
+#include <time.h>
+
+static inline int64_t mg_now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+#endif
