@@ -21,8 +21,9 @@ from common import parser  # noqa: E402
 from moegg import __version__, kernels, registry  # noqa: E402
 from moegg.arch import ConfigReader, Model, Moe, Part, Tensor  # noqa: E402
 from moegg.converters.policy import Recipe, Weight, find_recipe  # noqa: E402
+from moegg.engine.loading import form  # noqa: E402
 from moegg.formats.writer import ContainerWriter, ExpertSpec, PartSpec, TensorSpec  # noqa: E402
-from moegg.quants import GROUP_ROWS, INTERLEAVED, QUANTS, ROW_MAJOR  # noqa: E402
+from moegg.quants import GROUP_ROWS, INTERLEAVED, QUANTS  # noqa: E402
 from tests.flagships import CONFIGS  # noqa: E402
 
 POOL = 1024             # pieces of 16 rows by one block, per quant and scale
@@ -87,18 +88,14 @@ class Weights:
         return kernels.interleave("f32", x.view(np.uint8), t.shape[1]).reshape(-1) if len(t.shape) > 1 else x.view(np.uint8)
 
 
-def form(shape: tuple[int, ...], gather: bool = False) -> str:
-    return ROW_MAJOR if gather or len(shape) < 2 else INTERLEAVED
-
-
 def specs(model: Model, recipe: Recipe) -> tuple[list[TensorSpec], list[ExpertSpec]]:
     n = len(model.layers)
-    tensors = [TensorSpec(t.name, t.shape, recipe.choose(Weight(t.name, t.role, t.shape, t.layer, n), "f32")[0], form(t.shape, t.gather),
+    tensors = [TensorSpec(t.name, t.shape, recipe.choose(Weight(t.name, t.role, t.shape, t.layer, n), "f32")[0], form(t.shape, t.gather)[0],
                           t.role, t.layer, t.gather) for t in model.tensors()]
 
     def part(layer: int, p: Part) -> PartSpec:
         weight = Weight(f"layers.{layer}.experts.{p.name}", "expert", p.shape, layer, n)
-        return PartSpec(p.name, p.shape, recipe.choose(weight, "f32")[0], form(p.shape))
+        return PartSpec(p.name, p.shape, recipe.choose(weight, "f32")[0], form(p.shape)[0])
     experts = [ExpertSpec(f.experts.layer, f.experts.n, f.top_k, tuple(part(f.experts.layer, p) for p in f.experts.parts))
                for f in (layer.ffn for layer in model.layers) if isinstance(f, Moe)]
     return tensors, experts

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from moegg.units import fmt_count
+
 
 @dataclass(frozen=True)
 class About:
@@ -15,6 +17,13 @@ class About:
     active_parameters: int | None
     source: str | None
     creator: str | None
+
+    @property
+    def size(self) -> str:
+        """'30.5 B, 3.0 B active per token'; empty if the file does not say."""
+        if self.parameters is None:
+            return ""
+        return fmt_count(self.parameters) + ("" if self.active_parameters is None else f", {fmt_count(self.active_parameters)} active per token")
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> "About":

@@ -34,7 +34,7 @@ from moegg.hub.address import is_address
 from moegg.io import profile as profiles
 from moegg.planner import MemoryPlan, tokens_per_s
 from moegg.server.talk import Talk
-from moegg.units import fmt_bytes, fmt_count
+from moegg.units import fmt_bytes
 
 
 def main(args: dict[str, Any]) -> ExitStatus:
@@ -109,9 +109,8 @@ def report(c: Container, provenance: dict[str, Any]) -> list[str]:
              f"  format      version {form['write_version']}, readable by version {form['read_version']} and later",
              f"  root        {c.root.hex()}",
              f"  content id  {c.content_id.hex()}"]
-    if about.parameters is not None:
-        active = "" if about.active_parameters is None else f", {fmt_count(about.active_parameters)} active per token"
-        lines.append(f"  parameters  {fmt_count(about.parameters)}{active}")
+    if about.size:
+        lines.append(f"  parameters  {about.size}")
     lines += [f"  recipe      {about.recipe} v{about.recipe_version}, from {about.source}, by {about.creator}",
               "", f"weights       {'quant':<7} {'layout':<12} {'tensors':>8} {'bytes':>11}"]
     count, nbytes = Counter(), Counter()

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from moegg.formats.container import Container
-from moegg.units import fmt_bytes, fmt_count
+from moegg.units import fmt_bytes
 
 MARK = "<!-- written by moegg push -->"
 
@@ -34,9 +34,8 @@ def write_card(c: Container, repo: str, file: str, provenance: dict[str, Any], q
 def _section(c: Container, file: str, source: dict[str, Any], quality: dict[str, Any]) -> str:
     about = c.about
     rows = [("architecture", c.arch), ("size", fmt_bytes(c.file_bytes))]
-    if about.parameters is not None:
-        active = "" if about.active_parameters is None else f", {fmt_count(about.active_parameters)} active per token"
-        rows.append(("parameters", fmt_count(about.parameters) + active))
+    if about.size:
+        rows.append(("parameters", about.size))
     if c.layers:
         kinds = {(e.n, e.top_k, e.record_bytes): 0 for e in c.layers}
         rows.append(("experts", "; ".join(f"{n} per layer, {k} per token, {fmt_bytes(b)} each" for n, k, b in kinds)))

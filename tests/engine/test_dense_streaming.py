@@ -14,7 +14,7 @@ from moegg.formats.container import Container
 from moegg.io.store import ExpertStore
 from tests import oracle, tiny
 from tests.io import faults
-from tests.loading import convert_to, open_engine
+from tests.loading import check_splits, convert_to, decode, open_engine
 
 IDS = np.random.default_rng(5).integers(3, 480, 120).tolist()
 SIZES = dense.sizes
@@ -52,16 +52,6 @@ def resident(path, **options):
         engine = open_engine(path, ctx=256, **options)
     assert engine.plan.cycle is None
     return engine
-
-
-def decode(engine, ids, n):
-    """Logits of a prompt's end and of n greedy tokens, [n + 1, V]."""
-    s = engine.session()
-    s.sync(ids)
-    out = [s.logits]
-    for _ in range(n):
-        out.append(s.eval(int(out[-1].argmax())))
-    return np.array(out)
 
 
 def streams(engine):
@@ -109,12 +99,7 @@ def test_any_split_of_the_prompt_agrees_under_the_least_budget(files, model):
     engine = open_engine(files[model], ctx=256, ram=ram_for(files[model], 0), io="direct")
     whole = engine.forward(IDS[:60])[0]
     np.testing.assert_array_equal(whole, resident(files[model]).forward(IDS[:60])[0])
-    for split in ([1] * 60, [59, 1], [16, 16, 28], [7, 50, 1, 2]):
-        s, at = engine.session(), 0
-        for n in split:
-            logits = engine.step([(s, IDS[at:at + n])])[0]
-            at += n
-            np.testing.assert_array_equal(logits, whole[at - 1])
+    check_splits(engine, IDS, whole)
 
 
 def test_a_layer_is_read_once_per_pass_and_a_kept_one_once(files):

@@ -16,7 +16,7 @@ from moegg.io.trace import Recorder
 from moegg.io.usage import UsageFile
 from tests import oracle, tiny
 from tests.io import faults
-from tests.loading import convert_to, open_engine
+from tests.loading import check_splits, convert_to, decode, open_engine
 
 IDS = np.random.default_rng(5).integers(3, 480, 120).tolist()
 MODES = ("direct", "page-cache")
@@ -50,16 +50,6 @@ def last_logits(engine, ids):
     s = engine.session()
     s.sync(ids)
     return s.logits
-
-
-def decode(engine, ids, n):
-    """Logits of a prompt's end and of n greedy tokens, [n + 1, V]."""
-    s = engine.session()
-    s.sync(ids)
-    out = [s.logits]
-    for _ in range(n):
-        out.append(s.eval(int(out[-1].argmax())))
-    return np.array(out)
 
 
 @pytest.mark.parametrize("model", ["small", "wide"])
@@ -103,12 +93,7 @@ def test_any_split_of_the_prompt_agrees_under_the_least_budget(files):
     path = files["small"]
     engine = open_engine(path, ctx=256, ram=ram_for(path, 0), io="direct")
     whole = engine.forward(IDS[:60])[0]
-    for split in ([1] * 60, [59, 1], [16, 16, 28], [7, 50, 1, 2]):
-        s, at = engine.session(), 0
-        for n in split:
-            logits = engine.step([(s, IDS[at:at + n])])[0]
-            at += n
-            np.testing.assert_array_equal(logits, whole[at - 1])
+    check_splits(engine, IDS, whole)
 
 
 def test_the_oracle_holds_when_every_record_is_streamed(tmp_path):
