@@ -25,7 +25,7 @@ from moegg.engine.forward import Executor
 from moegg.engine.program import lower
 from moegg.engine.state import SessionState
 from moegg.engine.structs import MoeRef, WeightRef
-from moegg.quants import GROUP_ROWS, INTERLEAVED, QUANTS, ROW_MAJOR
+from moegg.quants import GROUP_ROWS, INTERLEAVED, QUANTS, ROW_MAJOR, layout_of
 
 QWEN = {"hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 151936,
         "linear_num_value_heads": 32, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
@@ -136,7 +136,7 @@ class Bytes:
                 out[t.name] = WeightRef(self.vector(t.name, t.shape, t.role), "f32", rows, cols)
                 continue
             quant = "f32" if t.role in ("embed", "router") and not t.gather else "q8_0"
-            layout = ROW_MAJOR if t.gather else INTERLEAVED
+            layout = layout_of(t.shape, t.gather)
             out[t.name] = WeightRef(self.take(quant, QUANTS[quant].matrix_bytes(rows, cols, layout)), quant, rows, cols, t.gather)
         return out
 

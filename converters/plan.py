@@ -15,7 +15,8 @@ from moegg.arch import ConfigReader, Experts, Model, Moe, Part, Tensor
 from moegg.converters.policy import Recipe, Weight, adjustable
 from moegg.converters.source import Source, View, find_view, source_name
 from moegg.errors import FormatError, InternalError, UnsupportedModel, UsageError
-from moegg.quants import INTERLEAVED, QUANTS, ROW_MAJOR
+from moegg.formats.layout import data_bytes
+from moegg.quants import QUANTS, layout_of
 from moegg.sampler import SamplingParams
 from moegg.tokenizer import Tokenizer, eos_ids_of
 from moegg.units import fmt_bytes, fmt_count
@@ -216,14 +217,8 @@ def _check_overrides(recipe: Recipe, weights: list[Weight]) -> None:
 
 def _plan_tensor(t: Tensor, view: View, recipe: Recipe, n_layers: int) -> PlannedTensor:
     quant, wanted = recipe.choose(Weight(t.name, t.role, t.shape, t.layer, n_layers), view.kept)
-    rows, cols, layout = _form(t.shape, t.gather)
-    return PlannedTensor(t, view, quant, wanted, layout, QUANTS[quant].matrix_bytes(rows, cols, layout))
-
-
-def _form(shape: tuple[int, ...], gather: bool = False) -> tuple[int, int, str]:
-    """(rows, cols, layout): only matrices that are multiplied with are interleaved."""
-    rows, cols = (1, shape[0]) if len(shape) < 2 else shape
-    return rows, cols, ROW_MAJOR if gather or len(shape) < 2 else INTERLEAVED
+    layout = layout_of(t.shape, t.gather)
+    return PlannedTensor(t, view, quant, wanted, layout, data_bytes(t.shape, quant, layout))
 
 
 def _plan_experts(e: Experts, parts: list[tuple[Part, list[View]]], top_k: int, recipe: Recipe,
@@ -233,8 +228,8 @@ def _plan_experts(e: Experts, parts: list[tuple[Part, list[View]]], top_k: int, 
         # One part has one quant in all records of a layer; experts stored in several types are widened.
         types = {v.kept for v in views}
         quant, wanted = recipe.choose(_part_weight(e, p, n_layers), types.pop() if len(types) == 1 else "f32")
-        rows, cols, layout = _form(p.shape)
-        planned.append(PlannedPart(p, tuple(views), quant, wanted, layout, QUANTS[quant].matrix_bytes(rows, cols, layout)))
+        layout = layout_of(p.shape)
+        planned.append(PlannedPart(p, tuple(views), quant, wanted, layout, data_bytes(p.shape, quant, layout)))
     return PlannedExperts(e.layer, e.n, top_k, tuple(planned))
 
 

@@ -36,10 +36,6 @@ BLOCK_BYTES = 4 << 20           # of f32 rows that a thread works on at once
 KEPT_BYTES = 24 << 20           # glibc keeps blocks up to the largest that was ever freed, instead of faulting each in anew
 MAX_THREADS, AHEAD_BYTES = 8, 1 << 30           # threads that make records, as long as their records take no more than this
 F16_MAX, BF16_MAX = 65519.0, 3.3961775e38       # what rounds to a finite value; block quants scale by f16
-# Where the f16 scales of a block lie: finite ones make finite values, whatever the codes.
-SCALES = {"q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2),
-          "q6_k": (208,), "iq4_nl": (0,), "iq4_xs": (0,), "iq3_s": (0,), "iq3_xxs": (0,), "iq2_s": (0,), "iq2_xs": (0,), "iq2_xxs": (0,),
-          "iq1_s": (0,), "tq1_0": (52,), "tq2_0": (64,), "mlx4_f16": (0, 2)}
 LARGEST = {"f32": np.inf, "bf16": BF16_MAX, "q8_0": 127 * F16_MAX, "q4_0": 7 * F16_MAX}      # others: F16_MAX
 
 
@@ -301,10 +297,11 @@ def _vanished(x: np.ndarray, rows: np.ndarray, quant: str) -> int:
 
 def _sound(quant: str, rows: np.ndarray) -> bool:
     """True if the scales alone show that all values are finite, which costs a tenth of looking at the values."""
-    if quant not in SCALES:
+    q = QUANTS[quant]
+    if not q.scales:
         return False
-    blocks = rows.reshape(-1, QUANTS[quant].block_bytes)
-    return all((blocks[:, at + 1] & 0x7c != 0x7c).all() for at in SCALES[quant])
+    blocks = rows.reshape(-1, q.block_bytes)
+    return all((blocks[:, at + 1] & 0x7c != 0x7c).all() for at in q.scales)
 
 
 def _check(view: View, first: int, x: np.ndarray, quant: str = "f32") -> None:

@@ -15,7 +15,8 @@ ROW_MAJOR, INTERLEAVED = "row-major", "interleaved"
 class Quant:
     """One storage format. units: bytes of each unit of a block (of a 4-byte element pair for f16 and bf16), in order.
 
-    act: 'A8' or 'F32', the activation format that its kernels read. encodes: floats can be written in it.
+    act: 'A8' or 'F32', the activation format that its kernels read. scales: where f16 scales lie in a block, if finite ones make all
+    values finite; empty otherwise. encodes: floats can be written in it.
     """
     id: int
     name: str
@@ -23,6 +24,7 @@ class Quant:
     block_bytes: int
     act: str
     units: tuple[int, ...]
+    scales: tuple[int, ...]
     encodes: bool
 
     @property
@@ -56,11 +58,16 @@ class Quant:
 def _load() -> dict[str, Quant]:
     text = (Path(__file__).parent / "kernels" / "csrc" / "quants.def").read_text()
     table = {}
-    for m in re.finditer(r'^(Q|PLAIN|READ_ONLY)\(\s*(\d+), (\w+),\s*(\d+),\s*(\d+), (\w+),\s*"([^"]+)"\)', text, re.M):
+    for m in re.finditer(r'^(Q|PLAIN|READ_ONLY)\(\s*(\d+), (\w+),\s*(\d+),\s*(\d+), (\w+),\s*"([^"]+)", "([^"]*)"\)', text, re.M):
         units = tuple(int(s) for part in m[7].split() for s, n in [part.split("x")] for _ in range(int(n)))
-        table[m[3]] = Quant(int(m[2]), m[3], int(m[4]), int(m[5]), m[6], units, m[1] != "READ_ONLY")
+        table[m[3]] = Quant(int(m[2]), m[3], int(m[4]), int(m[5]), m[6], units, tuple(map(int, m[8].split())), m[1] != "READ_ONLY")
     return table
 
 
 QUANTS: dict[str, Quant] = _load()
 BY_ID: dict[int, Quant] = {q.id: q for q in QUANTS.values()}
+
+
+def layout_of(shape: tuple[int, ...], gather: bool = False) -> str:
+    """How a weight lies in a file: a matrix that is multiplied with interleaved, a vector or a table that is only looked up row-major."""
+    return ROW_MAJOR if gather or len(shape) < 2 else INTERLEAVED

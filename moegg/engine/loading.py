@@ -10,7 +10,7 @@ from moegg.engine.program import Program
 from moegg.engine.structs import MoeRef, WeightRef
 from moegg.errors import FormatError
 from moegg.formats.container import Container
-from moegg.quants import INTERLEAVED, ROW_MAJOR
+from moegg.quants import layout_of
 
 ANY = "any quant"
 
@@ -27,7 +27,7 @@ def _refuse(container: Container) -> Callable[[str, object, object], FormatError
 
 def form(shape: tuple[int, ...], gather: bool = False, role: str = "") -> tuple[str, str]:
     """(layout, quant) that kernels expect of a tensor or part; those that read vectors and `aux` know f32 alone."""
-    return ROW_MAJOR if len(shape) == 1 or gather else INTERLEAVED, "f32" if len(shape) == 1 or role == "aux" else ANY
+    return layout_of(shape, gather), "f32" if len(shape) == 1 or role == "aux" else ANY
 
 
 def find_weights(container: Container, model: Model, addresses: Mapping[str, int], mapped: int) -> dict[str, WeightRef]:

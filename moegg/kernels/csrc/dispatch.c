@@ -17,7 +17,7 @@
 #endif
 
 static const mg_quant QUANTS[MG_QUANT_MAX] = {
-#define Q(id, name, elems, bytes, act, units) [id] = {id, #name, elems, bytes, MG_ACT_##act, units},
+#define Q(id, name, elems, bytes, act, units, scales) [id] = {id, #name, elems, bytes, MG_ACT_##act, units},
 #include "quants.def"
 #undef Q
 };

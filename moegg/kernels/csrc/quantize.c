@@ -247,7 +247,7 @@ QUANT(q6_k) {
 int mg_quant_row(int quant, const float *src, void *dst, int64_t cols, int search, const float *worth) {
     switch (quant) {
 #define READ_ONLY(...)
-#define Q(id, name, elems, bytes, act, units) case id: mg_quant_##name(src, dst, cols / elems, search, worth); return MG_OK;
+#define Q(id, name, elems, bytes, act, units, scales) case id: mg_quant_##name(src, dst, cols / elems, search, worth); return MG_OK;
 #include "quants.def"
 #undef Q
     }

@@ -7,7 +7,7 @@
 /* n blocks of floats to blocks; search: look for better scales; worth: of the columns, or NULL. */
 #define QUANT(name) void mg_quant_##name(const float *x, mg_##name *b, int64_t n, int search, const float *worth)
 #define READ_ONLY(...)
-#define Q(id, name, elems, bytes, act, units) QUANT(name);
+#define Q(id, name, elems, bytes, act, units, scales) QUANT(name);
 #include "quants.def"
 #undef Q
 

@@ -40,7 +40,7 @@ typedef struct { uint8_t d[4], qs[128]; } mg_fp8_128;
 static const int8_t mg_iq4_grid[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 static const int8_t mg_fp4_grid[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-#define Q(id, name, elems, bytes, act, units) _Static_assert(sizeof(mg_##name) == bytes, #name);
+#define Q(id, name, elems, bytes, act, units, scales) _Static_assert(sizeof(mg_##name) == bytes, #name);
 #include "quants.def"
 #undef Q
 

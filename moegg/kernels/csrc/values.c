@@ -204,7 +204,7 @@ DEQUANT(fp8_128) {
 
 void mg_dequant_row(int quant, const void *src, float *dst, int64_t cols) {
     switch (quant) {
-#define Q(id, name, elems, bytes, act, units) case id: dequant_##name(src, dst, cols / elems); break;
+#define Q(id, name, elems, bytes, act, units, scales) case id: dequant_##name(src, dst, cols / elems); break;
 #include "quants.def"
 #undef Q
     }

@@ -141,7 +141,7 @@ static void act_a8_neon(const float *x, int64_t cols, void *dst) {
 
 const mg_kernel_table mg_table_neon = {
     .group = {
-#define Q(id, name, elems, bytes, act, units) [id] = name##_neon,
+#define Q(id, name, elems, bytes, act, units, scales) [id] = name##_neon,
 #define PLAIN(...)
 #include "quants.def"
 #undef Q

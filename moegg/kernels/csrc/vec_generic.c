@@ -513,7 +513,7 @@ static void act_a8(const float *x, int64_t cols, void *dst) {
 
 const mg_kernel_table mg_table_generic = {
     .group = {
-#define Q(id, name, elems, bytes, act, units) [id] = group_##name,
+#define Q(id, name, elems, bytes, act, units, scales) [id] = group_##name,
 #include "quants.def"
 #undef Q
     },

@@ -420,7 +420,7 @@ FP8_TILE(fp8_128, 128)
         if (MAX > 4 && n == 7) FN(name##_tile)(w, cols, a, y, 7);                                               \
     }
 
-#define Q(id, name, elems, bytes, act, units) GROUP(name, ROWS_##act)
+#define Q(id, name, elems, bytes, act, units, scales) GROUP(name, ROWS_##act)
 #define PLAIN(...)
 #include "quants.def"
 #undef Q

@@ -49,7 +49,7 @@ OP void dot_s8_avx2(const iv *c, const void *const *a, int64_t cols, int64_t b, 
 
 const mg_kernel_table mg_table_avx2 = {
     .group = {
-#define Q(id, name, elems, bytes, act, units) [id] = name##_avx2,
+#define Q(id, name, elems, bytes, act, units, scales) [id] = name##_avx2,
 #define PLAIN(...)
 #include "quants.def"
 #undef Q

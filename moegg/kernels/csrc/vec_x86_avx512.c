@@ -93,7 +93,7 @@ static TGT void act_a8_avx512(const float *x, int64_t cols, void *dst) {
 
 const mg_kernel_table mg_table_avx512 = {
     .group = {
-#define Q(id, name, elems, bytes, act, units) [id] = name##_avx512,
+#define Q(id, name, elems, bytes, act, units, scales) [id] = name##_avx512,
 #define PLAIN(...)
 #include "quants.def"
 #undef Q

@@ -12,7 +12,7 @@ OP iv flip(iv v) { return _mm256_xor_si256(v, _mm256_set1_epi8((char)0x80)); }
 
 const mg_kernel_table mg_table_avxvnni = {
     .group = {
-#define Q(id, name, elems, bytes, act, units) [id] = name##_avxvnni,
+#define Q(id, name, elems, bytes, act, units, scales) [id] = name##_avxvnni,
 #define PLAIN(...)
 #include "quants.def"
 #undef Q
