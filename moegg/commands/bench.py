@@ -41,7 +41,7 @@ from moegg import __version__, kernels, log
 from moegg.commands.measure import Others, Work, int8_rate, read_rate, repeat, report, touch
 from moegg.commands.opening import describe, open_container, warn_beyond_training
 from moegg.commands.progress import bar
-from moegg.commands.start import started
+from moegg.commands.start import bring, started
 from moegg.engine.cpus import default_threads
 from moegg.errors import ExitStatus, UsageError, printable
 from moegg.units import fmt_bytes, fmt_rate
@@ -57,9 +57,10 @@ def main(args: dict[str, Any]) -> ExitStatus:
         raise UsageError("bench: --prompt and --gen: got 0 for both, expected something to measure", "usage")
     if len(args["--ram"] or ()) > 1:
         return sweep(args)
-    container = open_container(args["MODEL"])
+    container = open_container(args["MODEL"], here=False)
     model = describe(container)
     warn_beyond_training(model, work.total, f"{work.total} tokens")
+    container = bring(args, container, model, ctx=work.total)
     n_threads = args["--threads"] or default_threads()
     limits = read_rate(n_threads), int8_rate(n_threads)         # before the engine, whose budget has no room for their buffers
     start = time.perf_counter()

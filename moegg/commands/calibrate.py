@@ -28,7 +28,7 @@ import numpy as np
 from moegg.commands.opening import describe, open_container, read_file_or_stdin
 from moegg.commands.perplexity import windows_of
 from moegg.commands.progress import bar
-from moegg.commands.start import started
+from moegg.commands.start import bring, started
 from moegg.engine.tally import tally_bytes
 from moegg.errors import ExitStatus
 from moegg.formats.importance import PRIOR_ROWS, write_importance
@@ -38,11 +38,13 @@ from moegg.formats.writer import check_target
 def main(args: dict[str, Any]) -> ExitStatus:
     out = args["--out"]
     check_target(out, args["--force"])
-    container = open_container(args["MODEL"])
-    model = describe(container)
     text = read_file_or_stdin(args["FILE"])
+    container = open_container(args["MODEL"], here=False)
+    model = describe(container)
     windows = windows_of(container, model, text, args["--ctx"])
-    with started(args, container, model, ctx=len(windows[0]), beside=tally_bytes(model), calibrate=True) as engine, \
+    needs = {"ctx": len(windows[0]), "beside": tally_bytes(model)}
+    container = bring(args, container, model, **needs)
+    with started(args, container, model, calibrate=True, **needs) as engine, \
             bar("calibrate", unit="windows") as progress:
         progress(0, len(windows))
         for i, window in enumerate(windows):

@@ -22,6 +22,7 @@ import numpy as np
 
 from moegg import log
 from moegg.commands.opening import describe, open_container, warn_beyond_training
+from moegg.commands.start import bring
 from moegg.engine import Engine
 from moegg.errors import ExitStatus, IOFailure, UsageError
 from moegg.files import whole_file
@@ -29,14 +30,15 @@ from moegg.formats.writer import check_target
 
 
 def main(args: dict[str, Any]) -> ExitStatus:
-    container = open_container(args["MODEL"])
+    container = open_container(args["MODEL"], here=False)
     tokens, out = args["--tokens"], args["--out"]
-    if out.exists() and out.samefile(container.path):
+    if out.exists() and container.path.exists() and out.samefile(container.path):
         raise UsageError(f"{out}: is the model itself; choose another name with -o", "target-exists")
     check_target(out, force=True)
     model = describe(container)
     warn_beyond_training(model, len(tokens), f"{len(tokens)} tokens")
-    engine = Engine(container, model, ctx=len(tokens), n_threads=args["--threads"], kv="f32")
+    needs = {"ctx": len(tokens), "kv": "f32"}
+    engine = Engine(bring(args, container, model, **needs), model, n_threads=args["--threads"], **needs)
     logits, router_idx, router_w, moe_layers = engine.forward(tokens)
     write_npz(out, logits=logits, router_idx=router_idx, router_w=router_w, moe_layers=np.asarray(moe_layers))
     log.detail(f"{out}: logits {list(logits.shape)}, router choices {list(np.shape(router_idx))}")

@@ -26,7 +26,7 @@ from typing import Any
 from moegg.arch import Model
 from moegg.commands.opening import describe, open_container, open_tokenizer, read_file_or_stdin, warn_beyond_training
 from moegg.commands.progress import bar
-from moegg.commands.start import budget, started
+from moegg.commands.start import bring, budget, started
 from moegg.engine.evaluate import Quality, cut, evaluate
 from moegg.errors import BadRequest, ExitStatus
 from moegg.formats.container import Container
@@ -36,18 +36,20 @@ DEFAULT_WINDOW = 512
 
 
 def main(args: dict[str, Any]) -> ExitStatus:
-    container = open_container(args["MODEL"])
-    model = describe(container)
     text = read_file_or_stdin(args["FILE"])
+    container = open_container(args["MODEL"], here=False)
+    model = describe(container)
     windows = windows_of(container, model, text, args["--ctx"])
-    other = open_container(args["--reference"]) if args["--reference"] else None
+    how, other = {"ctx": len(windows[0])}, None
+    if args["--reference"]:
+        other = open_container(args["--reference"], here=False)
+        other_model = describe(other)
+        _same_tokens(container, model, other, other_model, text)
+        how |= _share(args, container, other)
+        other = bring(args, other, other_model, **how)          # first: it has more bits, so it is what may not fit
+    container = bring(args, container, model, **how)
     with ExitStack() as stack:
-        how, reference = {"ctx": len(windows[0])}, None
-        if other is not None:
-            other_model = describe(other)
-            _same_tokens(container, model, other, other_model, text)
-            how |= _share(args, container, other)
-            reference = stack.enter_context(started(args, other, other_model, **how))
+        reference = stack.enter_context(started(args, other, other_model, **how)) if other else None
         engine = stack.enter_context(started(args, container, model, **how))
         quality = evaluate(engine, windows, reference, stack.enter_context(bar("perplexity", unit="windows")))
     if args["--json"]:

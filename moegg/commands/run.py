@@ -49,6 +49,7 @@ from moegg.commands.chat_repl import Chat
 from moegg.commands.generate import Settings, Speaker
 from moegg.commands.opening import (
     describe,
+    open_container,
     open_talk,
     open_tokenizer,
     read_piped,
@@ -58,7 +59,7 @@ from moegg.commands.opening import (
     warn_beyond_training,
 )
 from moegg.commands.output import ENDED_SILENT, Output, as_json, logprob_lines, silent, stats_line
-from moegg.commands.start import open_fitting, started
+from moegg.commands.start import bring, started
 from moegg.engine import Engine
 from moegg.errors import ExitStatus, UsageError
 from moegg.sampler import SamplingParams
@@ -69,8 +70,9 @@ CONTINUATION_TOKENS = 200       # of an answer without a chat template: base mod
 
 def main(args: dict[str, Any]) -> ExitStatus:
     _check(args)
-    container = open_fitting(args)
+    container = open_container(args["MODEL"], here=False)
     model = describe(container)
+    container = bring(args, container, model)
     tokenizer = open_tokenizer(container, model.vocab)
     talk = Talk(tokenizer, {}) if args["--raw"] else open_talk(container, tokenizer, args["--chat-template"])
     template = talk.template()

@@ -39,8 +39,8 @@ import threading
 from typing import Any
 
 from moegg import __version__, log
-from moegg.commands.opening import describe, open_talk, open_tokenizer, read_text, section_json
-from moegg.commands.start import open_fitting, started
+from moegg.commands.opening import describe, open_container, open_talk, open_tokenizer, read_text, section_json
+from moegg.commands.start import bring, started
 from moegg.engine import Engine
 from moegg.errors import ExitStatus, UsageError
 from moegg.formats.container import Container
@@ -66,13 +66,14 @@ def main(args: dict[str, Any]) -> ExitStatus:
     keys = _keys(args)
     policy = Policy(args["--host"], frozenset(h.lower() for h in args["--allow-host"]),
                     frozenset(o.lower().rstrip("/") for o in args["--cors-origin"]), keys)
-    container = open_fitting(args)
+    least = (args["--parallel"] or 1) + (args["--cache-dir"] is not None)
+    needs = {"sessions": (least, max(least, (args["--parallel"] or DEFAULT_PARALLEL) + 1)), "beside": BESIDE_BYTES}
+    container = open_container(args["MODEL"], here=False)
     model = describe(container)
+    container = bring(args, container, model, **needs)
     tokenizer = open_tokenizer(container, model.vocab)
     talk = open_talk(container, tokenizer, args["--chat-template"])
-    least = (args["--parallel"] or 1) + (args["--cache-dir"] is not None)
-    most = max(least, (args["--parallel"] or DEFAULT_PARALLEL) + 1)
-    with started(args, container, model, sessions=(least, most), beside=BESIDE_BYTES) as engine:
+    with started(args, container, model, **needs) as engine:
         return _serve(args, policy, engine, talk)
 
 

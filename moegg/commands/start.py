@@ -1,6 +1,7 @@
 """Starts the engine of a command: the options that say how much memory it may take and how experts are read, in one place.
 
-`open_fitting` fetches nothing that would not fit; `started` measures the disk once if experts will not fit, shows progress, and keeps the usage history and the routing trace.
+`bring` fetches nothing that would not fit; `started` measures the disk once if experts will not fit, shows progress, and keeps the usage
+history and the routing trace.
 """
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from typing import Any
 
 from moegg import log
 from moegg.arch import Model
-from moegg.commands.opening import describe, open_container
+from moegg.commands.opening import open_container
 from moegg.commands.progress import bar
 from moegg.engine import Engine
 from moegg.engine.cpus import default_threads
@@ -26,22 +27,21 @@ from moegg.io.usage import UsageFile
 
 def budget(args: dict[str, Any]) -> int | None:
     """--ram as bytes, None for auto. Raises UsageError for a list of sizes."""
-    sizes = args["--ram"] or (None,)
+    sizes = args.get("--ram") or (None,)
     if len(sizes) > 1:
         raise UsageError("--ram: got several sizes, expected one", "usage")
     return sizes[0]
 
 
-def open_fitting(args: dict[str, Any]) -> Container:
-    """The container of MODEL. One that is on a hub and not here is fetched only if it runs here and fits --ram.
+def bring(args: dict[str, Any], container: Container, model: Model, **more: Any) -> Container:
+    """The container, on this disk. One that is only on a hub is fetched if what `started` makes of args and `more` fits.
 
-    Raises what open_container raises, UnsupportedModel, BudgetTooSmall.
+    Raises BudgetTooSmall, and what open_container raises.
     """
-    distant = open_container(args["MODEL"], here=False)
-    if is_address(str(distant.path)):
-        plan_for(distant, describe(distant), ctx=args["--ctx"], n_threads=args["--threads"] or default_threads(), ram=budget(args))
-        return open_container(args["MODEL"])
-    return distant
+    if not is_address(str(container.path)):
+        return container
+    plan_for(container, model, **{"ctx": args.get("--ctx"), "n_threads": args["--threads"] or default_threads(), "ram": budget(args)} | more)
+    return open_container(container.path)
 
 
 @contextmanager

@@ -2,9 +2,10 @@
 
 Usage: moegg tokenize [options] MODEL TEXT
 
-MODEL is a .moegg file, or 'demo'; TEXT '-' reads standard input. Prints one token per line: its id,
-a tab, its bytes as quoted text, or as b'...' if they are not whole characters. What looks like a
-special token stays text, as it does in a prompt; no token is added.
+MODEL is a .moegg file, or 'demo'; of one on a hub only header, index and tokenizer are read. TEXT
+'-' reads standard input. Prints one token per line: its id, a tab, its bytes as quoted text, or as
+b'...' if they are not whole characters. What looks like a special token stays text, as it does in a
+prompt; no token is added.
 
 Options:
   --json                   print one JSON object
@@ -21,7 +22,7 @@ from moegg.errors import ExitStatus
 
 
 def main(args: dict[str, Any]) -> ExitStatus:
-    container = open_container(args["MODEL"])
+    container = open_container(args["MODEL"], here=False)
     tokenizer = open_tokenizer(container, describe(container).vocab)
     text = read_stdin() if args["TEXT"] == "-" else args["TEXT"]
     ids = tokenizer.encode(text)

@@ -81,10 +81,61 @@ def test_inspect_says_whether_it_runs_here_how_fast_and_how_much_disk_it_takes(c
     assert code == 5 and "smallest workable budget" in err
 
 
-def test_run_fetches_nothing_that_does_not_fit_the_budget(call, there, tmp_path):
-    for command in (["run", "hf:ann/tiny", "Hi"], ["server", "hf:ann/tiny"]):
-        code, out, err = call(*command, "--ram", "1M")
-        assert (code, out) == (5, "") and err.count("\n") == 1 and err.endswith("[budget-small]\n")
+@pytest.fixture
+def text(tmp_path):
+    """Long enough for a window of 8 tokens."""
+    path = tmp_path / "text.txt"
+    path.write_text("Once upon a time there was a tiny model. " * 4)
+    return path
+
+
+NEEDS_MEMORY = {
+    "run": ["hf:ann/tiny", "Hi"], "server": ["hf:ann/tiny"], "bench": ["hf:ann/tiny", "--prompt=4"],
+    "perplexity": ["hf:ann/tiny", "TEXT", "--ctx=8"], "calibrate": ["hf:ann/tiny", "TEXT", "--ctx=8", "-o", "OUT"],
+    "reference": ["demo", "TEXT", "--ctx=8", "--reference=hf:ann/tiny"], "forward": ["hf:ann/tiny", "--tokens=1,2", "-o", "OUT"]}
+
+
+def typed(name: str, text, tmp_path) -> list:
+    return ["perplexity" if name == "reference" else name, *({"TEXT": text, "OUT": tmp_path / "out"}.get(x, x) for x in NEEDS_MEMORY[name])]
+
+
+@pytest.mark.parametrize("name", NEEDS_MEMORY)
+def test_nothing_is_fetched_that_does_not_fit_the_budget(call, there, text, tmp_path, monkeypatch, qwen3_moe_file, name):
+    if name == "reference":                                 # MODEL is here, and of the same tokens
+        monkeypatch.setitem(NEEDS_MEMORY, name, [str(qwen3_moe_file), *NEEDS_MEMORY[name][1:]])
+    if name == "forward":                                   # takes what there is
+        monkeypatch.setattr("moegg.engine.engine.auto_budget", lambda memory: 1 << 20)
+        monkeypatch.setattr("moegg.engine.engine.own_bytes", lambda: 0)
+    code, out, err = call(*typed(name, text, tmp_path), *(() if name == "forward" else ("--ram", "1M")))
+    assert (code, out) == (5, "") and err.count("\n") == 1 and err.endswith("[budget-small]\n")
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("name", sorted(NEEDS_MEMORY.keys() - {"run", "server", "reference"}))
+def test_what_fits_is_fetched_and_used(call, there, text, tmp_path, name):
+    options = ["--gen=2", "--warm=0", "--runs=1"] if name == "bench" else []
+    code, out, err = call(*typed(name, text, tmp_path), *options)
+    assert code == 0 and "every checksum right" in err and (tmp_path / "home/models/ann/tiny/tiny-f32.moegg").exists()
+
+
+def test_a_budget_is_held_against_what_the_command_wants(call, there, tmp_path):
+    """The context of bench is its tokens, a server has sessions: what fits one answer of `run` may not fit them."""
+    err = call("run", "hf:ann/tiny", "Hi", "--ram=1M", "--ctx=64")[2]
+    least = int(re.search(r"smallest workable budget is (\d+)M", err)[1])
+    for command in (["bench", "hf:ann/tiny", "--prompt=200000"], ["server", "hf:ann/tiny", "--parallel=8", "--ctx=20000"]):
+        assert call(*command, f"--ram={least}M")[0] == 5
+    assert not (tmp_path / "home").exists()
+
+
+def test_what_perplexity_cannot_compare_is_not_fetched(call, there, text, tmp_path):
+    code, _, err = call("perplexity", "demo", text, "--ctx=8", "--reference=hf:ann/tiny")
+    assert code == 2 and err.endswith("[reference-vocab]\n") and not (tmp_path / "home").exists()
+    code, _, err = call("perplexity", "hf:ann/tiny", text, "--ctx=400")
+    assert code == 2 and err.endswith("[text-short]\n") and not (tmp_path / "home").exists()
+
+
+def test_tokenize_of_a_model_on_a_hub_fetches_its_tokenizer_alone(call, there, tmp_path, qwen3_moe_file):
+    assert call("tokenize", "hf:ann/tiny", "Hi there")[:2] == call("tokenize", qwen3_moe_file, "Hi there")[:2]
     assert not (tmp_path / "home").exists()
 
 
