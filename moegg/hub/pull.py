@@ -8,7 +8,8 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,46 +225,61 @@ class _Assembly:
         return left
 
     def _fetch(self, job: list[Unit]) -> None:
-        """Units that lie close together, by one request; each that arrives wrong is asked for again alone."""
+        """Units that lie close together, by one request. Each is written as soon as it is here; one that is wrong is asked for again alone."""
+        if len(job) == 1:
+            return self._fetch_alone(job[0])
         start, end = job[0][1], job[-1][1] + job[-1][2]
-        wrong = job
-        if len(job) > 1:
-            data = self._received(self.remote.pieces(start, end - start))
-            wrong = []
-            for unit in job:
-                part = memoryview(data)[unit[1] - start:unit[1] - start + unit[2]]
-                if _digest([part]) == unit[3]:
-                    self._write(part, unit[1])
-                    self._count(unit[2])
-                else:
-                    wrong.append(unit)
+        data, wrong, todo = bytearray(), [], deque(job)
+        with closing(self.remote.pieces(start, end - start)) as pieces:
+            for piece in pieces:
+                self._go_on()
+                data += piece
+                while todo and todo[0][1] + todo[0][2] <= start + len(data):
+                    unit = todo.popleft()
+                    part = bytes(data[unit[1] - start:unit[1] - start + unit[2]])
+                    if _digest([part]) == unit[3]:
+                        self._write(part, unit[1])
+                        self._count(unit[2])
+                    else:
+                        wrong.append(unit)
         for unit in wrong:
             self._fetch_alone(unit)
 
     def _fetch_alone(self, unit: Unit) -> None:
+        """One unit, span by span. Of one larger than a span, those stay that an interrupted pull has written, if the whole is right then."""
         label, offset, nbytes, want = unit
-        for _ in range(TRIES):
-            h, at = blake3(), offset
-            for first in range(offset, offset + nbytes, SPAN_BYTES):
-                data = self._received(self.remote.pieces(first, min(SPAN_BYTES, offset + nbytes - first)))
+        kept = not self.fresh and nbytes > SPAN_BYTES
+        for _ in range(TRIES + kept):
+            h = blake3()
+            for at in range(offset, offset + nbytes, SPAN_BYTES):
+                n = min(SPAN_BYTES, offset + nbytes - at)
+                data = self._there(at, n) if kept else b""
+                if data == bytes(len(data)):                # nothing was written here
+                    data = self._received(at, n)
+                    self._write(data, at)
                 h.update(data)
-                self._write(data, at)
-                at += len(data)
+                self._count(n)
             if h.digest(L.CHECKSUM_BYTES) == want:
-                self._count(nbytes)
                 return
+            self._count(-nbytes)
+            kept = False
         raise FormatError(f"{self.remote.path}: {label}: checksum differs, {TRIES} times; the hub's file is damaged, tell its "
                           "owners", "format-checksum", "R28", offset)
 
-    def _received(self, pieces: Generator[bytes, None, None]) -> bytearray:
-        data = bytearray()
-        with closing(pieces):               # its connection too, now and not when the error is forgotten
+    def _received(self, offset: int, n: int) -> bytes:
+        with closing(self.remote.pieces(offset, n)) as pieces:      # its connection too, now and not when an error is forgotten
+            data = bytearray()
             for piece in pieces:
                 self._go_on()
                 data += piece
-        return data
+            return bytes(data)
 
-    def _write(self, data: bytes | memoryview | bytearray, offset: int) -> None:
+    def _there(self, offset: int, n: int) -> bytes:
+        with self._disk(), self._lock:
+            self._go_on()
+            return os.pread(self.fd, n, offset)
+
+    def _write(self, data: bytes, offset: int) -> None:
         with self._disk(), self._lock:
             self._go_on()
             write_all(self.fd, data, offset)

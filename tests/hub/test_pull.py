@@ -141,6 +141,56 @@ def test_a_killed_download_resumes(there, target, original, monkeypatch):
     assert whole(target, original) and done.fetched < original.stat().st_size - 500_000
 
 
+class Gone(Exception):
+    """The process ended here."""
+
+
+def test_of_an_interrupted_request_the_records_that_came_are_kept(there, target, original, monkeypatch):
+    """A request brings up to 16 MiB; Ctrl-C lost all of it."""
+    monkeypatch.setattr(remote, "HEAD_BYTES", 70_000)
+    real = remote.RemoteFile.pieces
+
+    def pieces(self, offset, n):
+        for at in range(0, n, 10_000):
+            if at >= 1_000_000:
+                raise Gone
+            yield from real(self, offset + at, min(10_000, n - at))
+    with monkeypatch.context() as m:
+        m.setattr(remote.RemoteFile, "pieces", pieces)
+        with pytest.raises(Gone):
+            pulling.pull(ADDRESS, target)
+    done = pulling.pull(ADDRESS, target)
+    assert whole(target, original) and done.fetched < original.stat().st_size - 900_000
+
+
+@pytest.mark.parametrize("damage", [False, True])
+def test_of_an_interrupted_tensor_the_spans_that_came_are_kept_if_they_are_right(there, target, original, monkeypatch, damage):
+    """An embedding of 600 MB began anew; a span that was damaged meanwhile costs no more than that."""
+    embed = Container.open(original).tensors["embed"]
+    monkeypatch.setattr(pulling, "SPAN_BYTES", 64 << 10)
+    monkeypatch.setattr(remote, "HEAD_BYTES", 70_000)
+    real, asked = remote.RemoteFile.pieces, []
+
+    def pieces(self, offset, n):
+        if embed.offset <= offset < embed.offset + embed.nbytes:
+            asked.append(offset)
+            if len(asked) == 4:
+                raise Gone
+        return real(self, offset, n)
+    monkeypatch.setattr(remote.RemoteFile, "pieces", pieces)
+    with pytest.raises(Gone):
+        pulling.pull(ADDRESS, target)
+    if damage:
+        with open(target.with_name(f"{FILE}.partial"), "r+b") as f:
+            f.seek(embed.offset + 70_000)
+            f.write(b"damage")
+    shown = []
+    pulling.pull(ADDRESS, target, lambda n, total: shown.append(n))
+    assert whole(target, original) and shown[-1] <= original.stat().st_size
+    spans = list(range(embed.offset, embed.offset + embed.nbytes, 64 << 10))
+    assert asked == spans[:4] + spans[3:] + spans * damage
+
+
 @pytest.mark.parametrize("bad", [(3,), (0, 7, 8, 23)])
 def test_a_damaged_file_has_only_its_bad_records_fetched_again(there, target, original, bad, monkeypatch):
     monkeypatch.setattr(remote, "HEAD_BYTES", 70_000)
