@@ -30,6 +30,7 @@ from moegg.formats.rawfile import RawFile
 from moegg.formats.writer import ContainerWriter, ExpertSpec, PartSpec, TensorSpec, check_room, check_target, planned_bytes
 from moegg.hub.address import is_address, parse_address
 from moegg.quants import GROUP_ROWS, INTERLEAVED, QUANTS
+from moegg.units import fmt_count
 
 SMALL = 2.0 ** -12               # rows below may become zero: the smallest f16 scale, 2**-24, times the steps of a k-quant
 BLOCK_BYTES = 4 << 20           # of f32 rows that a thread works on at once
@@ -106,7 +107,7 @@ def convert(source_path: str | os.PathLike, out_path: str | os.PathLike | None =
         total = planned_bytes(**spec)
         if on_plan:
             on_plan(plan, total)
-        for line in [*plan.warnings, *_unknown(plan, importance)] if warn else ():
+        for line in [*plan.warnings, *_unknown(plan, importance), *_again(plan)] if warn else ():
             warn(line)
         if dry_run:
             _tell(check_room, out, total + source.scratch, warn=warn)
@@ -189,6 +190,16 @@ def _unknown(plan: ConvertPlan, importance: Importance | None) -> list[str]:
     asked += [(_expert_name(e, p), e.n, p.part.shape[1]) for e in plan.experts for p in e.parts if not QUANTS[p.quant].is_float]
     missing = [repr(name) for name, n, cols in asked if not importance.has(name, n, cols)]
     return [f"{importance.path}: knows nothing of {some(missing)}; their columns count the same"] if missing else []
+
+
+def _again(plan: ConvertPlan) -> list[str]:
+    """A warning if weights that were rounded to a quant before are rounded to another one."""
+    def loses(source: str, quant: str) -> bool:
+        return source in QUANTS and not (QUANTS[source].is_float or QUANTS[quant].is_float) and quant not in (source, "q8_0")
+    rows = [r for r in plan.rows() if loses(r["source"].lower(), r["quant"])]
+    pairs = dict.fromkeys(f"{r['source'].lower()} to {r['quant']}" for r in rows)
+    return [f"{plan.source.name}: {fmt_count(sum(r['parameters'] for r in rows))} weights are quantised already and are rounded once more "
+            f"({', '.join(pairs)}); --quant keep loses nothing, a source of 16 bits less"] if rows else []
 
 
 def _fill(writer: ContainerWriter, plan: ConvertPlan, importance: Importance | None, progress: Callable[[int, int], None]) -> Counter[str]:

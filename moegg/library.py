@@ -31,6 +31,12 @@ class Entry:
         return [p for p in parts if os.path.lexists(p)]
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of its files; of an incomplete one those that are there, as it has its full length from the start."""
+        stats = [p.stat() for p in self.files if p.exists()]
+        return sum(s.st_blocks * 512 if self.partial else s.st_size for s in stats)
+
+    @property
     def short(self) -> str:
         return self.name.rpartition("/")[2]
 

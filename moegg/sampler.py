@@ -90,7 +90,7 @@ class Sampler:
     def __init__(self, params: SamplingParams, seed: int | None = None):
         self.params = params
         given = params.seed if seed is None else seed
-        self.seed = secrets.randbits(63) if given is None else given
+        self.seed = secrets.randbits(53) if given is None else given       # exact in JSON readers that know only doubles
         self._random = np.random.Generator(np.random.PCG64(self.seed % 2**64))
 
     def sample(self, logits: np.ndarray, history: Sequence[int] = (), answer_start: int = 0) -> int:

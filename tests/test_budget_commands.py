@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from moegg import kernels
-from moegg.commands import doctor
+from moegg.commands import bench, doctor, inspect, measure
+from moegg.commands.opening import open_tokenizer
 from moegg.commands.start import disk_profile
-from moegg.engine import dense
+from moegg.engine import dense, engine
 from moegg.formats.container import Container
 from moegg.io import trace
 from moegg.io.usage import UsageFile
@@ -41,7 +42,7 @@ def test_the_budget_the_error_names_works_and_the_answer_is_the_same(call, qwen3
     """H: with too little memory a model must stream or refuse, never answer differently."""
     free = answer(call, qwen3_moe_file, "--no-usage")
     for io in ("page-cache", "direct"):
-        tight = answer(call, qwen3_moe_file, "--no-usage", "--ram", f"{smallest(call, qwen3_moe_file) + 1}M", "--io", io)
+        tight = answer(call, qwen3_moe_file, "--no-usage", "--ram", f"{smallest(call, qwen3_moe_file)}M", "--io", io)
         assert (tight["tokens"], tight["text"]) == (free["tokens"], free["text"])
 
 
@@ -165,3 +166,29 @@ def test_bench_shows_what_streaming_layers_costs(call, dense_file):
     assert code == 0 and "\nlayers " in out and "% hits" in out and "\nlayers in memory" in out, err
     r = json.loads(call("bench", dense_file, *options, "--json")[1])
     assert r["records"] == "layers" and r["cache_bytes"] < r["experts_bytes"] and 0 <= r["experts"]["hit_rate"] <= 1
+
+
+def test_inspect_counts_what_the_tokenizer_of_run_takes(call, qwen3_moe_file, monkeypatch):
+    """Else the smallest budget that it names is too small for `run`: Gemma 3's tokenizer takes 100 MiB."""
+    memory = [100 << 20]
+
+    def opened(container, vocab):
+        memory.append(400 << 20)
+        return open_tokenizer(container, vocab)
+    monkeypatch.setattr(engine, "own_bytes", lambda: memory[-1])
+    monkeypatch.setattr(inspect, "open_tokenizer", opened)
+    assert smallest(call, qwen3_moe_file) > 400
+
+
+def test_bench_reports_the_peak_of_the_model_and_not_of_measuring_the_machine(call, qwen3_moe_file, monkeypatch):
+    """A table that shows 304 MiB under a budget of 160 looks like a broken promise."""
+    order = []
+    monkeypatch.setattr(measure, "peak_bytes", lambda: order.append("peak") or 1)
+    monkeypatch.setattr(bench, "read_rate", lambda n: order.append("read") or 1e9)
+    monkeypatch.setattr(bench, "int8_rate", lambda n: order.append("int8") or 1e9)
+    assert call("bench", qwen3_moe_file, *QUICK)[0] == 0 and order == ["peak", "read", "int8"]
+
+
+def test_a_trace_says_by_its_name_in_which_form_it_is(call, tmp_path):
+    code, _, err = call("run", "demo", "a", "--trace", tmp_path / "t.txt")
+    assert code == 2 and "expected a file name that ends in .npz or .jsonl" in err and not (tmp_path / "t.txt").exists()

@@ -38,11 +38,10 @@ import time
 from typing import Any
 
 from moegg import __version__, kernels, log
-from moegg.commands.measure import Others, Work, int8_rate, read_rate, repeat, report, touch
+from moegg.commands.measure import Others, Work, int8_rate, limits, read_rate, repeat, report, touch
 from moegg.commands.opening import describe, open_container, warn_beyond_training
 from moegg.commands.progress import bar
 from moegg.commands.start import bring, started
-from moegg.engine.cpus import default_threads
 from moegg.errors import ExitStatus, UsageError, printable
 from moegg.units import fmt_bytes, fmt_rate
 
@@ -57,12 +56,23 @@ def main(args: dict[str, Any]) -> ExitStatus:
         raise UsageError("bench: --prompt and --gen: got 0 for both, expected something to measure", "usage")
     if len(args["--ram"] or ()) > 1:
         return sweep(args)
+    r = _measured(args, work, runs)
+    r |= limits(r, read_rate(r["threads"]), int8_rate(r["threads"]))    # once the engine is gone: its budget has no room for their buffers
+    if args["--json"]:
+        print(json.dumps({k: _short(v) for k, v in r.items()}, ensure_ascii=False))
+    else:
+        print("\n".join(markdown([r], args) if args["--report"] else map(printable, table(r))))
+    sys.stdout.flush()
+    _warn(r)                    # below the result, where they are read
+    return ExitStatus.OK
+
+
+def _measured(args: dict[str, Any], work: Work, runs: int) -> dict[str, Any]:
+    """What `report` says of this model here."""
     container = open_container(args["MODEL"], here=False)
     model = describe(container)
     warn_beyond_training(model, work.total, f"{work.total} tokens")
     container = bring(args, container, model, ctx=work.total)
-    n_threads = args["--threads"] or default_threads()
-    limits = read_rate(n_threads), int8_rate(n_threads)         # before the engine, whose budget has no room for their buffers
     start = time.perf_counter()
     with started(args, container, model, ctx=work.total) as engine:
         open_s = time.perf_counter() - start
@@ -73,15 +83,8 @@ def main(args: dict[str, Any]) -> ExitStatus:
         others = Others()
         with bar("runs", unit="run", delay=1.0) as progress:
             done = repeat(engine, work.draw(model.vocab), runs, progress, warm_up=not args["--cold"])
-        r = {"engine": "moegg", "version": __version__, "level": kernels.level(), **report(engine, work, done, others, *limits),
-             "open_s": open_s, "resident_s": resident_s}
-    if args["--json"]:
-        print(json.dumps({k: _short(v) for k, v in r.items()}, ensure_ascii=False))
-    else:
-        print("\n".join(markdown([r], args) if args["--report"] else map(printable, table(r))))
-    sys.stdout.flush()
-    _warn(r)                    # below the result, where they are read
-    return ExitStatus.OK
+        return {"engine": "moegg", "version": __version__, "level": kernels.level(), **report(engine, work, done, others),
+                "open_s": open_s, "resident_s": resident_s}
 
 
 def sweep(args: dict[str, Any]) -> ExitStatus:
@@ -187,5 +190,6 @@ def markdown(results: list[dict[str, Any]], args: dict[str, Any]) -> list[str]:
     return [f"**moegg {r['version']}**, {r['level']}, {r['threads']} threads, Python {platform.python_version()}",
             f"- machine: {r['cpu']}, {r['cores']} cores, {fmt_bytes(r['ram_bytes'] or 0)} RAM, {r['system']}",
             f"- model: {printable(r['name'])}, {r['arch']}, recipe {r['recipe']}, {fmt_bytes(r['file_bytes'])}, root `{r['root'][:16]}`",
-            f"- read bandwidth {fmt_rate(r['read_gbps'] * 1e9)}, int8 {r['int8_gops']:.0f} GOP/s, others' load {r['others_load']}",
+            f"- read bandwidth {fmt_rate(r['read_gbps'] * 1e9)}, int8 {r['int8_gops']:.0f} GOP/s, "
+            f"other programs kept {r['others_load'] or 0:.1f} cores busy",
             f"- `{command}`", "", "```", *budgets(results), "```"]

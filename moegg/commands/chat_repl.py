@@ -12,14 +12,14 @@ from moegg.commands.output import ENDED_SILENT, Output, silent, stats_line
 from moegg.errors import BadRequest, ContextFull, ExitStatus, printable
 
 HELP = """\
-  /reset            forget the conversation
+  /reset            forget the conversation (so does /clear)
   /system [TEXT]    set instructions and forget the conversation; '-' clears, without TEXT show them
   /help             this text
   /exit             leave (so do /quit, /bye and Ctrl-D)
 Ctrl-C stops an answer. A line that ends with \\ goes on in the next; \"\"\" begins and ends a message of several lines.
 Put a space before a message of one line that begins with /."""
-LEAVE = ("/exit", "/quit", "/bye")
-COMMANDS = ("/reset", "/system", "/help", *LEAVE)
+LEAVE, RESET = ("/exit", "/quit", "/bye"), ("/reset", "/clear")
+COMMANDS = (*RESET, "/system", "/help", *LEAVE)
 
 
 def read_line(prompt: str) -> str:
@@ -88,9 +88,9 @@ class Chat:
         name, _, rest = text.strip().partition(" ")
         if name in LEAVE:
             return True
-        if name == "/help":
+        if name in ("/help", "/?"):
             self._say(HELP)
-        elif name == "/reset":
+        elif name in RESET:
             self._forget("The conversation is forgotten.")
         elif name == "/system" and not rest.strip():
             self._say(self._system or "(no instructions)")
@@ -118,7 +118,7 @@ class Chat:
         if answer.full:
             self._say(f"(the context of {self._speaker.engine.ctx} tokens is full, so the answer stops here. {self._way_out()})")
         elif answer.finish_reason == "length":
-            self._say(f"(the answer stops after {len(answer.tokens)} tokens; a start with --max-tokens changes that)")
+            self._say(f"(stopped after {len(answer.tokens)} tokens; start with --max-tokens for longer answers)")
         elif answer.finish_reason == "cancelled":
             self._say("(stopped)" if self._counts(answer) else "(stopped before the answer began; your message is forgotten)")
         elif silent(answer):

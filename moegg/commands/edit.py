@@ -32,6 +32,8 @@ SECTIONS = {"--chat-template": "chat_template", "--card": "model_card", "--gener
 
 
 def main(args: dict[str, Any]) -> ExitStatus:
+    if str(args["MODEL"]) == "demo":
+        raise UsageError(f"demo: belongs to moegg, expected a file of yours; copy it first: cp {find_model(args['MODEL'])} my.moegg", "usage")
     container = open_container(args["MODEL"])
     changes: dict[str, bytes | None] = {}
     if (file := args["--chat-template"]) is not None:

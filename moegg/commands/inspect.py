@@ -23,8 +23,8 @@ from typing import Any
 
 from moegg import library, registry
 from moegg.arch import I32_MAX, Model
-from moegg.commands.opening import describe, open_container, open_tokenizer, section_json
-from moegg.commands.start import budget
+from moegg.commands.opening import describe, open_container, open_tokenizer, section_json, warn_beyond_training
+from moegg.commands.start import budget, to_come
 from moegg.engine import dense
 from moegg.engine.cpus import default_threads
 from moegg.engine.engine import plan_for
@@ -36,26 +36,28 @@ from moegg.planner import MemoryPlan, tokens_per_s
 from moegg.server.talk import Talk
 from moegg.units import fmt_bytes
 
+RUNS_MORE = 2 << 20             # what `run` has imported and this command has not: 0.3 MiB were measured
+
 
 def main(args: dict[str, Any]) -> ExitStatus:
     container = open_container(args["MODEL"], here=False)
     provenance = section_json(container, "provenance")
     asked = args["--ram"] is not None or args["--ctx"] is not None
     model = describe(container) if asked else None
-    memory = plan_for(container, model, ctx=args["--ctx"], n_threads=args["--threads"] or default_threads(),
-                      ram=budget(args)) if asked else None
+    talk, chat = conversation(container)        # before the plan, which counts what the tokenizer takes
+    memory = plan_for(container, model, ctx=args["--ctx"], n_threads=args["--threads"] or default_threads(), ram=budget(args),
+                      beside=RUNS_MORE + (to_come(container) if talk is None else 0)) if asked else None
+    if model is not None:
+        warn_beyond_training(model, args["--ctx"] or 0, f"--ctx {args['--ctx']}")
     pace = speed(container, model, memory) if memory else None
     here = disk(container)
-    chat = conversation(container)
     if args["--json"]:
-        print(json.dumps(container.summary() | {"chat": chat} | {"provenance": provenance} | ({"plan": memory.to_dict(), "speed": pace} if memory else {})
-                         | ({"disk": here} if here else {})))
+        print(json.dumps(container.summary() | {"chat": chat, "provenance": provenance}
+                         | ({"plan": memory.to_dict(), "speed": pace} if memory else {}) | ({"disk": here} if here else {})))
         return ExitStatus.OK
     lines = report(container, provenance) + ["", "chat", *(f"  {key:<11} {value}" for key, value in chat.items())]
     if memory:
-        lines += ["", "memory", *(f"  {x}" for x in memory.lines()), "", "speed",
-                  f"  about {pace['least']:.1f} tok/s if {'reads and computing take turns' if memory.cycle else 'experts are used evenly'}, "
-                  f"{pace['most']:.1f} if {'neither waits for the other' if memory.cycle else 'all that is wanted is in memory'}" if pace else "  unknown: 'moegg doctor MODEL', with any model on that disk, measures this machine"]
+        lines += ["", "memory", *(f"  {x}" for x in memory.lines()), "", "speed", f"  {pace_text(memory, pace)}"]
     if here:
         lines += ["", "disk", f"  {fmt_bytes(here['needed'])} to fetch, {fmt_bytes(here['free'])} free in '{here['folder']}'"
                   + ("" if here["needed"] <= here["free"] else ": not enough")]
@@ -63,21 +65,32 @@ def main(args: dict[str, Any]) -> ExitStatus:
     return ExitStatus.OK
 
 
-def conversation(c: Container) -> dict[str, str]:
+def conversation(c: Container) -> tuple[Talk | None, dict[str, str]]:
     """How the file's model talks, as far as that is known without reading more than header and index of a file on a hub."""
-    declared = registry.chats(c.arch)
     if is_address(str(c.path)) or "tokenizer" not in c.sections:
-        return {"template": "in the file" if "chat_template" in c.sections else "none in the file",
-                "ends": " ".join(dict.fromkeys(end for chat in declared for end in chat.ends)) or "as the file says"}
+        return None, {"template": "in the file" if "chat_template" in c.sections else "none in the file"}
     try:
-        talk = Talk.of(open_tokenizer(c, I32_MAX), section_json(c, "chat_template"), declared)
-        template, ends = talk.template(), talk.ends(talk.template())
-        tags = talk.tags(template)
-        return {"template": {"file": "the file's", "family": f"of its family, {c.arch}; the file has none", "none": "none: text is continued"}[talk.source],
-                "calls": talk.form(template).name, "reasoning": " ".join(tags) if tags else "channels" if talk.form(template).reasons else "none",
-                "ends": " ".join(sorted(talk.tokenizer.decode([i]) or f"id {i}" for i in ends))}
+        talk = Talk.of(open_tokenizer(c, I32_MAX), section_json(c, "chat_template"), registry.chats(c.arch))
+        template = talk.template()
+        form, tags = talk.form(template), talk.tags(template)
+        whose = {"file": "the file's", "family": f"of its family, {c.arch}; the file has none", "none": "none: text is continued"}
+        return talk, {"template": whose[talk.source], "calls": form.name,
+                      "reasoning": " ".join(tags) if tags else "channels" if form.reasons else "none",
+                      "ends": " ".join(sorted(talk.tokenizer.decode([i]) or f"id {i}" for i in talk.ends(template)))}
     except MoeggError as e:
-        return {"template": f"cannot be used: {e}"}
+        return None, {"template": f"cannot be used: {e}"}
+
+
+def pace_text(memory: MemoryPlan, pace: dict[str, float] | None) -> str:
+    """The expected speed in words: bounds by bytes alone, so no more than two digits of it mean anything."""
+    if pace is None:
+        return "unknown: 'moegg doctor MODEL', with any model on that disk, measures this machine"
+    least, most = (f"{x:.2g}" if x < 10 else f"{float(f'{x:.2g}'):.0f}" for x in (pace["least"], pace["most"]))
+    if memory.all_fits:
+        return f"at most about {most} tok/s, which is how fast memory is read"
+    if memory.cycle:
+        return f"about {least} tok/s if reading and computing take turns, {most} if neither waits for the other"
+    return f"about {least} tok/s if all experts are used alike, at most {most} if those wanted are always in memory"
 
 
 def disk(c: Container) -> dict[str, Any] | None:

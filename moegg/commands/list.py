@@ -39,12 +39,9 @@ def main(args: dict[str, Any]) -> ExitStatus:
 
 def row(entry: library.Entry) -> dict[str, Any]:
     """One model in plain JSON types; state is 'ok', 'incomplete' or what is wrong with the file."""
-    stats = [p.stat() for p in entry.files if p.exists()]
-    out = {"name": entry.name, "path": str(entry.path), "bytes": sum(s.st_size for s in stats), "state": "ok", "arch": None,
-           "quant": None}
+    out = {"name": entry.name, "path": str(entry.path), "bytes": entry.nbytes, "state": "ok", "arch": None, "quant": None}
     if entry.partial:
-        # As many bytes as it takes on the disk: the file has its full length from the start.
-        return out | {"state": "incomplete", "bytes": sum(s.st_blocks * 512 for s in stats)}
+        return out | {"state": "incomplete"}
     try:
         c = Container.open(entry.path)
     except MoeggError as e:

@@ -275,18 +275,23 @@ def pages(path: Path, smaps: list[str] | None = None) -> dict[str, int] | None:
 
 # --- all of it ----------------------------------------------------------------------------------------------------------
 
-def report(engine: Engine, work: Work, runs: list[Run], others: Others, read: float, int8: float) -> dict[str, Any]:
-    """The JSON object of a measurement, without what only the command knows. read, int8: the machine's rates."""
+def limits(r: dict[str, Any], read: float, int8: float) -> dict[str, Any]:
+    """What a measurement adds to `r` once the machine's rates are known: bytes and int8 operations per second."""
+    decode = None if r["decode_gbps"] is None else r["decode_gbps"] * 1e9 / read
+    ops = None if r["prefill_gops"] is None else r["prefill_gops"] * 1e9 / int8
+    return {"read_gbps": read / 1e9, "fraction_of_read_bandwidth": decode, "int8_gops": int8 / 1e9, "fraction_of_int8": ops}
+
+
+def report(engine: Engine, work: Work, runs: list[Run], others: Others) -> dict[str, Any]:
+    """The JSON object of a measurement, without what only the command knows, and without `limits`."""
     c, m = engine.container, summary(runs)
     used = memory() | {"pages": pages(c.path)}
     token_bytes = decode_bytes(c, engine.model, engine.kv, work.depth + work.prompt + work.warm, work.gen)
     decode = None if m["decode_tps"] is None else m["decode_tps"] * token_bytes
     ops = None if m["prefill_tps"] is None else m["prefill_tps"] * prefill_ops(c)
     return m | {
-        "decode_bytes_per_token": token_bytes, "decode_gbps": decode and decode / 1e9, "read_gbps": read / 1e9,
-        "fraction_of_read_bandwidth": decode and decode / read,
-        "prefill_ops_per_token": prefill_ops(c), "prefill_gops": ops and ops / 1e9, "int8_gops": int8 / 1e9,
-        "fraction_of_int8": ops and ops / int8,
+        "decode_bytes_per_token": token_bytes, "decode_gbps": decode and decode / 1e9,
+        "prefill_ops_per_token": prefill_ops(c), "prefill_gops": ops and ops / 1e9,
         **used, "ram": engine.plan.budget, "planned_bytes": engine.plan.total, "cache_bytes": engine.plan.cache, "experts_bytes": engine.plan.experts,
         "records": f"{engine.store.noun}s", "io": engine.residency.mode, "io_threads": engine.store.n_threads, "planned_anonymous_bytes": engine.plan.anonymous, "others_load": others.load(),
         "runs": [asdict(r) for r in runs], "prompt": work.prompt, "warm": work.warm, "gen": work.gen, "ctx_depth": work.depth,

@@ -19,6 +19,7 @@ from moegg.commands.progress import bar
 from moegg.errors import BadRequest, FormatError, IOFailure, NotFound
 from moegg.formats.container import Container
 from moegg.hub.address import Address, is_address, parse_address
+from moegg.io.memory import give_back
 from moegg.server.talk import Talk
 from moegg.tokenizer import Tokenizer, eos_ids_of
 from moegg.units import fmt_bytes
@@ -143,9 +144,11 @@ def open_tokenizer(container: Container, vocab: int) -> Tokenizer:
         raise NotFound(f"{container.path}: no tokenizer: the source of this file had none; convert again from a source with "
                        "tokenizer.json or tokenizer.model, or use 'moegg forward' with token ids", "tokenizer-missing")
     eos = eos_ids_of(section_json(container, "source_config"), section_json(container, "generation_config"))
-    return Tokenizer.from_sections(container.read_section("tokenizer"), container.sections["tokenizer"].media,
-                                   section_json(container, "tokenizer_config"), vocab, eos,
-                                   [end for chat in registry.chats(container.arch) for end in chat.ends])
+    tokenizer = Tokenizer.from_sections(container.read_section("tokenizer"), container.sections["tokenizer"].media,
+                                        section_json(container, "tokenizer_config"), vocab, eos,
+                                        [end for chat in registry.chats(container.arch) for end in chat.ends])
+    give_back()         # parsing took several times what the tokenizer keeps: of Gemma 3's 290 MiB it gives back 190
+    return tokenizer
 
 
 def open_talk(container: Container, tokenizer: Tokenizer, template: Path | None = None) -> Talk:

@@ -91,6 +91,13 @@ def path(text: str, option: str) -> Path:
     return Path(text)
 
 
+def trace(text: str, option: str) -> Path:
+    """The name of a recorded routing, which says in which form it is written."""
+    if not text.endswith((".npz", ".jsonl")):
+        raise _bad(option, text, "a file name that ends in .npz or .jsonl")
+    return path(text, option)
+
+
 def text(value: str, option: str) -> str:
     """Any Unicode text. The shell's bytes arrive as lone surrogates where they are not valid UTF-8."""
     try:
@@ -108,7 +115,7 @@ OPTIONS: dict[str, Callable[[str, str], Any]] = {
     "--quant": choice("keep", "f32", "bf16", "f16", "q8", "q6", "q5", "q4", "q3", "q2", "q4@1"),
     "--tokens": token_ids, "--prompt": whole(0, 1 << 24), "--warm": whole(0, 1 << 24), "--gen": whole(0, 1 << 24),
     "--ctx-depth": whole(0, 1 << 24), "--runs": whole(1, 10_000),
-    "--ram": sizes, "--io": choice(*CHOICES), "--pin": whole(0, 1 << 16), "--lookahead": whole(0, 1 << 10), "--trace": path,
+    "--ram": sizes, "--io": choice(*CHOICES), "--pin": whole(0, 1 << 16), "--lookahead": whole(0, 1 << 10), "--trace": trace,
     "--threads": whole(1, 1024), "--ctx": whole(1, 1 << 24), "--max-tokens": whole(1, 1 << 24), "--seed": whole(0, 2**64 - 1),
     "--host": text, "--port": whole(0, 65535), "--allow-host": text, "--cors-origin": text, "--api-key": text, "--api-key-file": path,
     "--cache-dir": path, "--cache-size": parse_size,
@@ -217,8 +224,10 @@ def _match(doc: str, command: str, options: _Options, words: list[str], options_
         wanted = re.sub(r"\[?--[\w-]+(=\w+)?(\]\.\.\.)?", lambda m: "" if m[2] else m[0], usage).replace("[options]", "").split()
         got = " ".join(repr(w)[:40] for w in words) or "nothing"
         wanted = [w for w in wanted if w != command]
-        quotes = "; put text of several words in quotes" if len(words) > len(wanted) and wanted[-1].strip("[]") in ("PROMPT", "TEXT") else ""
-        raise UsageError(f"wrong arguments: got {got}, expected {' '.join(wanted)}{quotes}", "usage") from None
+        hint = "; put text of several words in quotes" if len(words) > len(wanted) and wanted[-1].strip("[]") in ("PROMPT", "TEXT") else ""
+        if hint and any(w.partition("=")[0] in declared(doc) for w in words):
+            hint = "; options stand before the '--'"
+        raise UsageError(f"wrong arguments: got {got}, expected {' '.join(wanted)}{hint}", "usage") from None
 
 
 def _convert(values: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,8 @@ def bar(label: str, unit: str = "B", delay: float = 0.0) -> Iterator[Callable[[i
         nonlocal shown
         if shown is None:
             left = max(0.0, delay + start - time.time())
-            shown = tqdm(desc=label, unit=unit, file=sys.stderr, disable=not sys.stderr.isatty(), leave=False, delay=left, **scale)
+            shown = tqdm(desc=label, unit=unit if scale else f" {unit}", total=total, file=sys.stderr, disable=not sys.stderr.isatty(),
+                         leave=False, delay=left, **scale)
         shown.total = total
         shown.update(done - shown.n)
     try:

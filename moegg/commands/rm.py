@@ -22,8 +22,7 @@ from moegg.units import fmt_bytes
 def main(args: dict[str, Any]) -> ExitStatus:
     among = library.entries()
     found = dict.fromkeys(entry for name in args["NAME"] for entry in chosen(name, among))
-    size = sum(p.stat().st_blocks * 512 for e in found for p in e.files if p.exists())
-    confirm(f"delete {', '.join(e.name for e in found)} ({fmt_bytes(size)})?", args["--yes"])
+    confirm(f"delete {', '.join(e.name for e in found)} ({fmt_bytes(sum(e.nbytes for e in found))})?", args["--yes"])
     for entry in found:
         library.remove(entry)
         print(f"{entry.path}: deleted")

@@ -59,7 +59,7 @@ from moegg.commands.opening import (
     warn_beyond_training,
 )
 from moegg.commands.output import ENDED_SILENT, Output, as_json, logprob_lines, silent, stats_line
-from moegg.commands.start import bring, started
+from moegg.commands.start import bring, started, to_come
 from moegg.engine import Engine
 from moegg.errors import ExitStatus, UsageError
 from moegg.sampler import SamplingParams
@@ -72,7 +72,7 @@ def main(args: dict[str, Any]) -> ExitStatus:
     _check(args)
     container = open_container(args["MODEL"], here=False)
     model = describe(container)
-    container = bring(args, container, model)
+    container = bring(args, container, model, beside=to_come(container))
     tokenizer = open_tokenizer(container, model.vocab)
     talk = Talk(tokenizer, {}) if args["--raw"] else open_talk(container, tokenizer, args["--chat-template"])
     template = talk.template()

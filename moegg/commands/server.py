@@ -40,7 +40,7 @@ from typing import Any
 
 from moegg import __version__, log
 from moegg.commands.opening import describe, open_container, open_talk, open_tokenizer, read_text, section_json
-from moegg.commands.start import bring, started
+from moegg.commands.start import bring, started, to_come
 from moegg.engine import Engine
 from moegg.errors import ExitStatus, UsageError
 from moegg.formats.container import Container
@@ -70,7 +70,7 @@ def main(args: dict[str, Any]) -> ExitStatus:
     needs = {"sessions": (least, max(least, (args["--parallel"] or DEFAULT_PARALLEL) + 1)), "beside": BESIDE_BYTES}
     container = open_container(args["MODEL"], here=False)
     model = describe(container)
-    container = bring(args, container, model, **needs)
+    container = bring(args, container, model, **needs | {"beside": BESIDE_BYTES + to_come(container)})
     tokenizer = open_tokenizer(container, model.vocab)
     talk = open_talk(container, tokenizer, args["--chat-template"])
     with started(args, container, model, **needs) as engine:

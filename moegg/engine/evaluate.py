@@ -48,11 +48,13 @@ class Quality:
 def cut(ids: Sequence[int], ctx: int, prefix: Sequence[int] = ()) -> list[list[int]]:
     """Whole windows of `ctx` tokens; `prefix` (what the tokenizer puts before raw text) takes the place of the first ones.
 
-    Raises BadRequest for a text that fills none.
+    Raises BadRequest for a text that fills none, and for windows in which nothing would be predicted.
     """
-    if ctx < max(4, 2 * len(prefix) + 2) or len(ids) < ctx:
-        raise BadRequest(f"text: too short: got {len(ids)} tokens, expected at least one window of {max(ctx, 4)}; give a longer text "
-                         "or a smaller --ctx of 4 or more", "text-short")
+    if ctx < (least := max(4, 2 * len(prefix) + 2)):
+        raise BadRequest(f"windows: too short: got {ctx} tokens, expected at least {least} (--ctx)", "text-short")
+    if len(ids) < ctx:
+        raise BadRequest(f"text: too short: got {len(ids)} tokens, expected at least one window of {ctx}; give a longer text "
+                         f"or a smaller --ctx of {least} or more", "text-short")
     return [[*prefix, *ids[i + len(prefix):i + ctx]] for i in range(0, len(ids) - ctx + 1, ctx)]
 
 

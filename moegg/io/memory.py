@@ -3,6 +3,7 @@ view of what is available, and this process's anonymous pages. Sizes in bytes.
 
 `root` is where the system's pseudo files lie, so that a test can fake them. None means that the system does not say.
 """
+import ctypes
 import os
 import sys
 from dataclasses import dataclass
@@ -47,6 +48,12 @@ def auto_budget(memory: Memory) -> int | None:
 def own_bytes(root: str | os.PathLike = "/") -> int:
     """Anonymous memory of this process now; 0 where the system does not say."""
     return _table(Path(root) / "proc/self/status").get("RssAnon:", 0) * 1024
+
+
+def give_back() -> None:
+    """Returns freed memory of the C heap to the system; does nothing where the C library has no call for it (all but glibc)."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def peak_bytes(root: str | os.PathLike = "/") -> int | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moegg.errors import FormatError, IOFailure
+from moegg.errors import FormatError, IOFailure, NotFound
 from moegg.files import whole_file
 
 ARRAYS = ("ids", "passes", "layers", "experts", "record_bytes")
@@ -90,13 +90,15 @@ def write(trace: Trace, path: str | os.PathLike) -> None:
 
 
 def read(path: str | os.PathLike) -> Trace:
-    """Raises IOFailure, FormatError."""
+    """Raises NotFound, IOFailure, FormatError."""
     path = Path(path)
     try:
         if path.suffix == ".jsonl":
             return _read_lines(path)
         with open(path, "rb") as f, np.load(f, allow_pickle=False) as z:
             return Trace(*(z[k] for k in ARRAYS))
+    except FileNotFoundError:
+        raise NotFound(f"{path}: no such file", "file-missing") from None
     except OSError as e:
         raise IOFailure(f"{path}: cannot be read: {e.strerror}", "io-open") from e
     except (KeyError, ValueError, TypeError, IndexError, AttributeError, EOFError, zipfile.BadZipFile) as e:

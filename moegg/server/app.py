@@ -114,7 +114,7 @@ class Routes:
         for path, call in get.items():
             self.bottle.route(path, "GET", self._safe(call))
         for path, call in post.items():
-            self.bottle.route(path, "POST", self._safe(self._with_body(call)))
+            self.bottle.route(path, "POST", self._safe(self._with_body(call, bare=call in (self.cancel, self.shutdown))))
 
     def wsgi(self, policy: Policy) -> Guard:
         return Guard(self.bottle, policy, self.s.metrics, self.paths)
@@ -144,10 +144,11 @@ class Routes:
                 return bottle.HTTPResponse(body, p.status, {"Content-Type": JSON, **p.headers})
         return handler
 
-    def _with_body(self, call: Callable[[dict[str, Any]], Any]) -> Callable[[], Any]:
-        return lambda: call(self._body())
+    def _with_body(self, call: Callable[[dict[str, Any]], Any], bare: bool) -> Callable[[], Any]:
+        return lambda: call(self._body(bare))
 
-    def _body(self) -> dict[str, Any]:
+    def _body(self, bare: bool) -> dict[str, Any]:
+        """The request's object. bare: no body at all is an empty one."""
         environ = bottle.request.environ
         coding = environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
         if coding not in ("", "identity"):
@@ -159,7 +160,7 @@ class Routes:
         data = environ["wsgi.input"].read(size)
         if self.s.log_prompts:
             log.info(f"{bottle.request.path}: {data.decode('utf-8', 'replace')}")
-        return parse_object(data)
+        return {} if bare and not data else parse_object(data)
 
     def _answering(self, dialect: Dialect) -> Callable[[dict[str, Any]], Any]:
         return lambda body: self._answer(dialect, dialect.parse(body))
@@ -267,7 +268,10 @@ class Routes:
 
     @staticmethod
     def _deliberate() -> None:
-        """A page cannot send this content type to another site without a preflight, which the guard refuses."""
-        if bottle.request.environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower() != JSON:
+        """Browsers say that they are some, and a page cannot send this content type to another site without a preflight, which the
+        guard refuses. Other programs need none: `curl -X POST` is enough."""
+        environ = bottle.request.environ
+        browser = "HTTP_ORIGIN" in environ or "HTTP_SEC_FETCH_SITE" in environ
+        if browser and environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower() != JSON:
             raise Problem(415, f"this endpoint needs Content-Type: {JSON}", code="content_type")
 

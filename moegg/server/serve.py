@@ -6,6 +6,7 @@ gone, and a thread for every request that may run or wait. What waitress refuses
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 import time
@@ -79,7 +80,7 @@ class Server:
         try:
             sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
         except (OSError, OverflowError) as e:
-            reason = getattr(e, "strerror", None) or e
+            reason = os.strerror(e.errno) if isinstance(e, OSError) and e.errno and e.errno > 0 else e      # create_server's own text repeats the address
             raise IOFailure(f"{host}:{port}: cannot listen: {reason}; choose another --host or --port", "io-listen") from e
         self._http = create_server(app, map={}, sockets=[sock], threads=answers + SPARE_THREADS, backlog=BACKLOG,
                                    channel_request_lookahead=1, connection_limit=MAX_CONNECTIONS, asyncore_use_poll=True,

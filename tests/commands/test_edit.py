@@ -56,3 +56,9 @@ def test_a_template_that_dislikes_a_plain_question_is_a_warning(call, file, tmp_
 def test_without_options_there_is_nothing_to_do(call, file):
     code, _, err = call("edit", file)
     assert code == 2 and "nothing to do" in err and err.endswith("[usage]\n")
+
+
+def test_the_demo_inside_the_package_is_not_edited(call, tmp_path):
+    (tmp_path / "empty").write_text("")
+    code, out, err = call("edit", "demo", "--card", tmp_path / "empty")
+    assert (code, out) == (2, "") and "demo: belongs to moegg" in err and "demo.moegg my.moegg" in err

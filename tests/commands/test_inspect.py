@@ -39,3 +39,20 @@ def test_text_in_a_file_cannot_drive_the_terminal_or_forge_a_line(monkeypatch, c
     inspect.main({"MODEL": "demo", "--json": True, "--ram": None, "--ctx": None})
     out = capsys.readouterr().out
     assert out.isascii() and out.count("\n") == 1 and json.loads(out)["provenance"] == provenance
+
+
+def plan(all_fits, cycle=None):
+    return SimpleNamespace(all_fits=all_fits, cycle=cycle)
+
+
+@pytest.mark.parametrize("memory, said", [
+    (plan(True), "at most about 930 tok/s, which is how fast memory is read"),
+    (plan(False), "about 7.2 tok/s if all experts are used alike, at most 930 if those wanted are always in memory"),
+    (plan(False, "layers"), "about 7.2 tok/s if reading and computing take turns, 930 if neither waits for the other")])
+def test_the_expected_speed_has_no_more_digits_than_it_knows_and_no_experts_where_there_are_none(memory, said):
+    assert inspect.pace_text(memory, {"least": 7.1789, "most": 925.1}) == said
+
+
+def test_a_context_beyond_the_trained_one_is_told_as_run_tells_it(call):
+    code, out, err = call("inspect", "demo", "--ctx", "600")
+    assert code == 0 and "KV state (600 tokens" in out and "trained for 512 tokens" in err

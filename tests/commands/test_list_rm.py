@@ -78,3 +78,9 @@ def test_an_empty_store_says_how_to_fill_it(call, monkeypatch, tmp_path):
     monkeypatch.setenv("MOEGG_HOME", str(tmp_path / "none"))
     code, out, err = call("list")
     assert (code, out) == (0, "") and "no models in" in err
+
+
+def test_rm_asks_about_the_size_that_list_shows(call, store):
+    shown = [line.split()[1:3] for line in call("list")[1].splitlines() if "tiny-f32" in line][0]
+    code, _, err = call("rm", "tiny-f32")
+    assert code == 2 and f"delete ann/tiny/tiny-f32 ({' '.join(shown)})?" in err

@@ -53,3 +53,8 @@ def test_calibrate_then_convert_with_what_it_measured(call, story, tmp_path, qwe
     assert recipe["overrides"] == ["layers.*.attn.*=q8_0"] and recipe["imatrix"]["text_sha256"] == report["text_sha256"]
     assert call("run", tmp_path / "seeing.moegg", "Once", "--max-tokens", "3")[0] == 0
     assert call("calibrate", qwen3_moe_file, story, "--ctx", "32", "-o", out)[2].endswith("[target-exists]\n")
+
+
+def test_a_window_too_short_to_predict_in_is_no_fault_of_the_text(call, story):
+    code, _, err = call("perplexity", "demo", story, "--ctx", "1")
+    assert code == 2 and "windows: too short: got 1 tokens, expected at least 4" in err

@@ -29,3 +29,8 @@ def test_logits_and_routes_do_not_change(call, qwen3_moe_file, trace, tmp_path):
 def test_a_trace_of_another_model_is_refused(call, trace, tmp_path):
     code, _, err = call("repack", "demo", "--profile", trace, "-o", tmp_path / "new.moegg")
     assert code == 2 and "is of another model" in err and err.endswith("[trace-model]\n")
+
+
+def test_a_trace_that_is_not_there_is_a_missing_file(call, tmp_path):
+    code, _, err = call("repack", "demo", "--profile", tmp_path / "no.npz", "-o", tmp_path / "new.moegg")
+    assert code == 3 and err.endswith("no.npz: no such file [file-missing]\n")

@@ -37,7 +37,7 @@ def test_inspect_of_a_model_on_a_hub_reads_little_and_writes_nothing(call, there
     info = json.loads(call("inspect", "hf:ann/tiny/tiny-f32.moegg", "--json")[1])
     here = json.loads(call("inspect", qwen3_moe_file, "--json")[1])
     assert {k: v for k, v in info.items() if k not in ("path", "disk", "chat")} == {k: v for k, v in here.items() if k not in ("path", "chat")}
-    assert info["chat"]["template"] == "in the file"        # which is not fetched for this
+    assert info["chat"] == {"template": "in the file"}      # which is not fetched for this, nor the tokenizer that knows its ends
     assert info["provenance"]["recipe"]["name"] == "f32"
 
 
@@ -69,7 +69,7 @@ def test_inspect_says_whether_it_runs_here_how_fast_and_how_much_disk_it_takes(c
     reading = profiles.Reading("direct", "", 1 << 20, 4, 2e9, 0.1)
     monkeypatch.setattr(profiles, "load", lambda path: profiles.Profile("x", 2, (reading,), 20e9))
     code, out, _ = call("inspect", "hf:ann/tiny", "--ram", "2G")
-    assert code == 0 and "KV state" in out and re.search(r"about [\d.]+ tok/s if experts are used evenly, [\d.]+ if all", out)
+    assert code == 0 and "KV state" in out and re.search(r"at most about [\d.]+ tok/s", out)
     assert re.search(r"MiB to fetch, \S+ \w+ free in '.*home/models'\n", out)
     info = json.loads(call("inspect", "hf:ann/tiny", "--ctx", "256", "--json")[1])
     assert info["plan"]["ctx"] == 256 and 0 < info["speed"]["least"] <= info["speed"]["most"] and info["disk"]["needed"] == info["file_bytes"]

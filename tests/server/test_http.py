@@ -78,13 +78,21 @@ def test_the_key_vouches_for_a_foreign_origin(serve):
 
 
 @pytest.mark.parametrize("path", ["/v1/cancel", "/v1/shutdown"])
-@pytest.mark.parametrize("headers, status", [({"Content-Type": "text/plain"}, 415),
-                                             ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+@pytest.mark.parametrize("headers, status", [({"Sec-Fetch-Site": "cross-site", "Content-Type": "text/plain"}, 415),
+                                             ({"Origin": "http://localhost", "Content-Type": "application/x-www-form-urlencoded"}, 403),
                                              ({"Origin": "http://evil.example"}, 403)])
 def test_routes_that_change_state_cannot_be_called_by_a_page(serve, path, headers, status):
     with serve() as s:
         assert s.client.post(path, {}, headers=headers)[0] == status
         assert s.client.get("/health")[0] == 200
+
+
+@pytest.mark.parametrize("headers", [{}, {"Content-Type": "application/x-www-form-urlencoded"}])
+def test_curl_without_body_and_content_type_can_stop_answers_and_the_server(serve, headers):
+    """What `curl -X POST` sends."""
+    with serve() as s:
+        assert s.client.call("POST", "/v1/cancel", raw=b"", headers=headers)[:2] == (200, {"cancelled": True, "count": 0})
+        assert s.client.call("POST", "/v1/shutdown", raw=b"", headers=headers)[:2] == (200, {"shutting_down": True})
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"messages": NaN}', b"[" * 5000, b'{"a":' * 100_000,
