@@ -47,8 +47,7 @@ def make_metadata(container: Container) -> Made:
     names = module.NAMES.get("gguf", ())
     if not names or not hasattr(module, "gguf_config"):
         raise _other(container, f"architecture {container.arch!r} has no GGUF names")
-    made = next(filter(None, (_model(container, module, model, n.removesuffix("+experts"))
-                              for n in ([names] if isinstance(names, str) else names))), None)
+    made = next(filter(None, (_model(container, module, model, n) for n in ([names] if isinstance(names, str) else names))), None)
     if made is None:
         raise _other(container, f"the metadata of a GGUF would describe another model than this {model.arch}")
     try:
@@ -78,6 +77,8 @@ def _model(container: Container, module: ModuleType, model: Model, arch: str) ->
     tensors = _tensors(container, model) | {n: SourceTensor(n, (len(v),), "f32", "f32") for n, v in ropes.items()}
     given = {k: v for k, _, v in entries} | {f"tensor:{n}": v for n, v in ropes.items()} | {"tensor_names": frozenset(tensors)}
     try:
+        if registry.find_gguf(arch, given) is not module:
+            return None
         back = module.describe(ConfigReader(module.gguf_config(given)))
     except (MoeggError, KeyError):
         return None

@@ -37,7 +37,7 @@ class GGUFSource:
         if meta.get("general.type", "model") != "model":
             raise UnsupportedModel(f"{path}: holds a {meta['general.type']!r:.40}, expected a model", "gguf-kind")
         arch = self._text("general.architecture")
-        self.module = registry.find_gguf(arch, experts=bool(meta.get(f"{arch}.expert_count")))
+        self.module = registry.find_gguf(arch, {**meta, "tensor_names": frozenset(self._file.tensors)})
         self.stem = self._file.stem
         self.name = clean_name(str(meta.get("general.name") or self.stem))
         self.tensors = {n: SourceTensor(n, t.shape, t.quant, source_quant(t.quant)) for n, t in self._file.tensors.items()}

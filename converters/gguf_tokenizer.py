@@ -103,6 +103,7 @@ PRE_TOKENIZERS: dict[str, Pre] = {
     "seed-coder": _SEED_PRE,
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _GPT4O_PRE),
     "tekken": Pre((_cased(r"\p{N}", ""),), whole_first=True, add_bos=True),
+    "youtu": Pre(("[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+", _cased(r"\p{N}", _SUFFIX + "?")), whole_first=True),
     "kimi-k2": _KIMI_PRE,
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK3_PRE),
     "deepseek-llm": _DEEPSEEK_LLM_PRE,

@@ -8,9 +8,11 @@ import difflib
 import importlib
 import os
 import pkgutil
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
+from typing import Any
 
 from moegg import models
 from moegg.arch import Chat
@@ -75,7 +77,7 @@ def find(*, arch: str | None = None, hf: str | None = None, model_type: str | No
     if kind == "arch" and wanted in plugins:
         return _load(plugins[wanted])
     for module in _builtins().values():
-        if wanted in _known(module, kind):
+        if wanted in _known(module, kind) and not (kind == "gguf" and hasattr(module, "gguf_own")):
             return module
     loaded = [] if kind == "arch" else [_load(entry) for entry in plugins.values()]
     for module in loaded:
@@ -87,16 +89,16 @@ def find(*, arch: str | None = None, hf: str | None = None, model_type: str | No
                            + (f"; did you mean {' or '.join(map(repr, close))}?" if close else ""), "arch-unknown")
 
 
-def find_gguf(name: str, experts: bool) -> ModuleType:
-    """The module for a GGUF general.architecture of files with or without experts: where that tells architectures apart (llama,
-    Mixtral), the one with experts calls itself 'name+experts'. Raises UnsupportedModel.
+def find_gguf(name: str, meta: Mapping[str, Any]) -> ModuleType:
+    """The module for a GGUF general.architecture. Where several share the name, those with gguf_own() say which files are theirs, and the one
+    without has the others. meta: as gguf_config() gets it. Raises UnsupportedModel.
     """
-    sparse = f"{name}+experts"
     for module in _builtins().values():
         if name in module.NAMES.get("gguf_unread", ()):
             raise UnsupportedModel(f"model: GGUF files of architecture {name!r} are not read; {module.NAMES['arch']} is converted from safetensors",
                                    "arch-unsupported")
-    return find(gguf=sparse if experts and any(sparse in _known(m, "gguf") for m in _builtins().values()) else name)
+    owners = (m for m in _builtins().values() if name in _known(m, "gguf") and hasattr(m, "gguf_own"))
+    return next((m for m in owners if m.gguf_own(meta)), None) or find(gguf=name)
 
 
 def chats(arch: str) -> tuple[Chat, ...]:

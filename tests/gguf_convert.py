@@ -21,9 +21,10 @@ ARCH = {"mistral": "llama", "internlm3": "llama", "mixtral": "llama", "qwen2_moe
         "ernie4_5_moe": "ernie4_5-moe",
         "hunyuan_v1_moe": "hunyuan-moe", "hunyuan_v1_dense": "hunyuan-dense", "kimi_linear": "kimi-linear", "llama4_text": "llama4", "qwen3_next": "qwen3next",
         "qwen3_5_moe": "qwen35moe",
-        "qwen3_5_moe_text": "qwen35moe", "qwen3_5": "qwen35", "qwen3_5_text": "qwen35", "bailing_hybrid": "bailingmoe3"}
+        "qwen3_5_moe_text": "qwen35moe", "qwen3_5": "qwen35", "qwen3_5_text": "qwen35", "bailing_hybrid": "bailingmoe3",
+        "ministral3": "mistral3", "olmo3": "olmo2", "solar_open": "glm4moe", "youtu": "deepseek2"}
 NAMED_LIKE = {"maple": "qwen3moe", "bailingmoe3": "kimi-linear"}         # llama.cpp knows them, the gguf package does not yet
-PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
+PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "mistral3")
 PLUS_ONE = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 KDA = ("kimi-linear", "bailingmoe3")
 LAYER_NORM = ("cohere2", "stablelm", "starcoder2")
@@ -36,7 +37,7 @@ def convert(folder, path):
     """Writes the GGUF `path` of the checkpoint in `folder`; returns it."""
     config = json.loads((folder / "config.json").read_text())
     config = {**config, **config.get("text_config", {})} | {k: config[k] for k in ("tie_word_embeddings",) if k in config}
-    arch = ARCH.get(config["model_type"], config["model_type"])
+    arch = "mistral3" if "Mistral3ForConditionalGeneration" in config["architectures"] else ARCH.get(config["model_type"], config["model_type"])
     tensors, meta = tensors_of(config, arch, read_safetensors(folder)), metadata(config, arch)
     extra, more = rope_tensors(config, arch)
     writer = gguf.GGUFWriter(path, arch)
@@ -224,6 +225,11 @@ def family(config, arch, out):
             local = {"rope.freq_base_swa": float(config.get("rope_local_base_freq", 10000)),
                      "rope.freq_base": float(config.get("rope_theta", 1e6))} if arch == "gemma3" else {}
             return scale | caps | pattern | local | {"attention.sliding_window": config["sliding_window"]}
+        case "olmo2" | "exaone4" if config.get("sliding_window"):
+            slides = [t == "sliding_attention" for t in types] if types else [(i + 1) % 4 > 0 for i in range(config["num_hidden_layers"])]
+            return {"attention.sliding_window": config["sliding_window"], "attention.sliding_window_pattern": slides}
+        case "mistral3" if config["model_type"] == "ministral3":
+            return {"attention.temperature_scale": config["rope_parameters"]["llama_4_scaling_beta"]}
         case "gemma4":
             slides, shared, ropes = [t == "sliding_attention"
                                      for t in types], config.get("num_kv_shared_layers") or 0, config["rope_parameters"]
@@ -271,6 +277,8 @@ def family(config, arch, out):
                     "attention.key_length_mla": config["qk_nope_head_dim"] + turned,
                     "attention.value_length_mla": config["v_head_dim"], "rope.dimension_count": turned}
             more |= {"attention.q_lora_rank": config["q_lora_rank"]} if config.get("q_lora_rank") else {}
+            more |= {} if "expert_count" in out else {"leading_dense_block_count": out["block_count"], "expert_shared_count": 0,
+                                                      "expert_feed_forward_length": config["intermediate_size"]}
             if arch == "kimi-linear":
                 own = config["linear_attn_config"]
                 more |= {"attention.head_count_kv": [int(i + 1 in own["full_attn_layers"]) for i in range(out["block_count"])],
@@ -337,7 +345,7 @@ def rope_tensors(config, arch):
         case "linear" | "yarn":
             more = {"rope.scaling.type": kind, "rope.scaling.factor": float(scaling["factor"])}
             more |= {"rope.scaling.original_context_length": orig} if orig else {}
-            more |= {"rope.scaling.yarn_log_multiplier": 0.1 * scaling["mscale_all_dim"]} if scaling.get("mscale_all_dim") else {}
+            more |= {"rope.scaling.yarn_log_multiplier": (1.0 if arch == "mistral3" else 0.1) * scaling["mscale_all_dim"]} if scaling.get("mscale_all_dim") else {}
             return {}, more
     if alpha := scaling.get("alpha"):
         return {}, {"rope.freq_base": float(config["rope_theta"] * alpha ** (dim / (dim - 2)))}

@@ -269,6 +269,7 @@ def test_inspect_json_needs_no_weights_and_knows_provenance(call, qwen3_moe_file
 
 
 def test_verify_names_the_bad_record_and_exits_with_3(call, qwen3_moe_file, tmp_path):
+    """F8."""
     c = Container.open(qwen3_moe_file)
     data = bytearray(qwen3_moe_file.read_bytes())
     data[c.record(2, 5)[0] + 1000] ^= 1

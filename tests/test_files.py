@@ -11,6 +11,7 @@ from moegg.io import profile, trace
 
 
 def test_what_is_written_replaces_the_old_file_with_the_wanted_permissions(tmp_path):
+    """P4."""
     path = tmp_path / "a"
     path.write_bytes(b"old")
     with whole_file(path, 0o600) as f:

@@ -99,7 +99,7 @@ def from_gguf(name, **changes):
 
 def from_meta(meta):
     name = meta["general.architecture"]
-    module = registry.find_gguf(name, experts=bool(meta.get(f"{name}.expert_count")))
+    module = registry.find_gguf(name, meta)
     return module.describe(ConfigReader(module.gguf_config(meta), where="GGUF metadata"))
 
 

@@ -53,9 +53,11 @@ def test_names_are_sorted_and_files_are_named_after_them(monkeypatch):
 
 def test_no_name_has_two_owners(monkeypatch):
     monkeypatch.setenv("MOEGG_PLUGINS", "0")
-    for kind in ("hf", "model_type", "gguf"):
-        names = [n for arch in registry.names() for n in registry.find(arch=arch).NAMES.get(kind, ())]
+    modules = [registry.find(arch=arch) for arch in registry.names()]
+    for kind in ("hf", "model_type", "gguf"):       # gguf: of those that do not ask which files are theirs
+        names = [n for m in modules if kind != "gguf" or not hasattr(m, "gguf_own") for n in m.NAMES.get(kind, ())]
         assert len(names) == len(set(names))
+    assert {n for m in modules for n in m.NAMES.get("gguf", ())} == set(names)
 
 
 def test_unknown_class_lists_what_is_supported_with_the_closest():

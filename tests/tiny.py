@@ -51,9 +51,9 @@ def gguf(path, arch, *, seed=0, qtype="F32", tokenizer=True, **changes):
     """Write a GGUF file; returns its path. qtype: of matrices whose rows fit its blocks, others are F16; norms and biases F32."""
     import gguf as package
     module = registry.find(arch=arch)
-    name, model = _gguf_name(module, config(arch, **changes)).removesuffix("+experts"), describe(arch, **changes)
+    name, model = _gguf_name(module, config(arch, **changes)), describe(arch, **changes)
     tensors, meta = to_source(model, weights(model, seed), "gguf"), gguf_metadata(model, name)
-    if name in ("llama", "smollm3", "granite", "granitemoe"):
+    if name in ("llama", "smollm3", "granite", "granitemoe", "mistral3"):
         tensors = {k: _interleave(model, v) if k.endswith(_PERMUTED) else v for k, v in tensors.items()}
     rope = _main(model).rope
     scaling = dict(rope.scaling)
@@ -141,8 +141,10 @@ def gguf_metadata(model, name):
     if convs := [layer.attn for layer in model.layers if isinstance(layer.attn, ShortConv)]:
         meta |= {"shortconv.l_cache": convs[0].conv.weight.shape[1],
                  "attention.head_count_kv": [getattr(layer.attn, "n_kv_head", 0) for layer in model.layers]}
-    if name in ("gemma2", "cohere2", "gpt-oss"):
+    if name in ("gemma2", "cohere2", "gpt-oss", "olmo2", "exaone4") and local:
         meta["attention.sliding_window"] = local.window
+    if name == "mistral3":
+        meta |= {"attention.temperature_scale": first.temperature[0], "rope.scaling.yarn_log_multiplier": dict(full.rope.scaling)["mscale_all_dim"]}
     if name == "gemma2":
         meta |= {"attn_logit_softcapping": local.softcap, "final_logit_softcapping": model.logit_softcap}
     if name == "cohere2":

@@ -11,7 +11,7 @@ from moegg.models._chat import MISTRAL
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, gguf_decoder
 from moegg.models._moe import MIXTRAL, MoeDecoder
 
-NAMES = {"arch": "mixtral", "hf": ("MixtralForCausalLM",), "model_type": ("mixtral",), "gguf": ("llama+experts",),
+NAMES = {"arch": "mixtral", "hf": ("MixtralForCausalLM",), "model_type": ("mixtral",), "gguf": ("llama",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": IGNORED}
 CHAT = Chat(MISTRAL.ends, MISTRAL.calls, MISTRAL.reasoning)
 
@@ -33,6 +33,10 @@ def tiny() -> dict[str, Any]:
     return {"model_type": "mixtral", "vocab_size": 509, "hidden_size": 60, "num_hidden_layers": 3, "num_attention_heads": 4,
             "num_key_value_heads": 2, "head_dim": 18, "intermediate_size": 44, "num_local_experts": 5, "num_experts_per_tok": 2,
             "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": False}
+
+
+def gguf_own(meta: Mapping[str, Any]) -> bool:
+    return bool(meta.get("llama.expert_count"))
 
 
 def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:

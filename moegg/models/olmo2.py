@@ -6,8 +6,9 @@ Not supported: partial_rotary_factor, sliding windows (OLMo 3 is another class),
 from collections.abc import Mapping
 from typing import Any
 
-from moegg.arch import Chat, ConfigReader, Layer, Model, read_rope
+from moegg.arch import Chat, ConfigReader, Model, read_rope
 from moegg.models._decoder import IGNORED, ROPE_TENSORS, Decoder, gguf_decoder
+from moegg.models._post_norm import layer
 
 NAMES = {
     "arch": "olmo2", "hf": ("Olmo2ForCausalLM",), "model_type": ("olmo2",), "gguf": ("olmo2",),
@@ -20,10 +21,7 @@ def describe(cfg: ConfigReader) -> Model:
     m = Decoder(cfg, "olmo2", eps_default=1e-5)
     rope = read_rope(cfg, m.head_dim, m.ctx_train)
     bias = cfg.bool("attention_bias", default=False)
-    layers = [Layer(None, m.attention(i, rope, qkv_bias=bias, o_bias=bias, wide_norm=True), None, m.mlp(i),
-                    m.norm(i, "attn_post_norm", "post_attention_layernorm", "post_attention_norm"),
-                    m.norm(i, "ffn_post_norm", "post_feedforward_layernorm", "post_ffw_norm"))
-              for i in range(m.n_layer)]
+    layers = [layer(m, i, m.attention(i, rope, qkv_bias=bias, o_bias=bias, wide_norm=True)) for i in range(m.n_layer)]
     return m.model(layers, tied=cfg.bool("tie_word_embeddings", default=False))
 
 

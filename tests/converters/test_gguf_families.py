@@ -20,15 +20,15 @@ from tests.loading import convert_to, open_engine
 # one checkpoint per family and layout; the others differ in storage alone
 NAMES = [n for n in oracle.PLAIN if not n.endswith(("_fp8", "_f16", "_sharded", "_mxfp4"))
          and registry.find(model_type=json.loads((oracle.FIXTURES / n / "config.json").read_text())["model_type"]).NAMES.get("gguf")]
-# what llama.cpp fixes and a file cannot say: windows of llama, phi3 and starcoder2, llama4's chunks, scales of gemma 2 and 3; dynamic rope
+# what llama.cpp fixes and a file cannot say: windows of llama, phi3, starcoder2 and of exaone4 but with 64 layers, llama4's chunks, scales of gemma 2 and 3; dynamic rope
 FIXED = {"mistral": {"sliding_window": None}, "starcoder2": {"sliding_window": None},
          "llama4": {"attention_chunk_size": 8192, "floor_scale": 8192},
          "gemma2": {"query_pre_attn_scalar": 32}, "gemma3": {"query_pre_attn_scalar": 32},
          "gemma3_text": {"query_pre_attn_scalar": 32},
-         "internlm3": {"rope_scaling": None}, "phi3": {"sliding_window": None}}
-REFUSED = ("gemma3", "gemma3_text", "internlm3", "phi3", "mistral", "starcoder2", "llama4", "gemma2")
-# that tiny.gguf() does not write
-OWN_LAYOUT = ("bailing-hybrid", "gemma4", "jamba", "kimi-linear", "llama4", "maple", "qwen3-5", "qwen3-5-moe", "qwen3-next")
+         "exaone4": {"sliding_window": None, "layer_types": None}, "internlm3": {"rope_scaling": None}, "phi3": {"sliding_window": None}}
+REFUSED = ("gemma3", "gemma3_text", "internlm3", "phi3", "mistral", "starcoder2", "llama4", "gemma2", "exaone4")
+# that tiny.gguf() does not write; exaone4's has windows, which take 64 layers
+OWN_LAYOUT = ("bailing-hybrid", "exaone4", "gemma4", "jamba", "kimi-linear", "llama4", "maple", "qwen3-5", "qwen3-5-moe", "qwen3-next")
 
 
 def changed(folder, changes):
@@ -110,6 +110,7 @@ KDA = {"full_attn_layers": [2], "kda_layers": [1, 3, 4], "head_dim": 12, "num_he
 @pytest.mark.parametrize("arch, changes", [("gemma4", {}), ("llama4", FIXED["llama4"]), ("qwen3-5", {}), ("qwen3-5-moe", {}),
                                            ("jamba", {"head_dim": None}),
                                            ("kimi-linear", {"linear_attn_config": KDA}), ("bailing-hybrid", {}),
+                                           ("exaone4", {"num_hidden_layers": 64, "sliding_window_pattern": 4}),
                                            ("maple", {"layer_types": ["sliding_attention", "full_attention"] * 2})])
 def test_odd_sizes_survive_the_layouts_of_gguf(arch, changes, tmp_path):
     """Of jamba's heads and of KDA's number of them a file says nothing."""
@@ -129,7 +130,7 @@ def rewritten(path, out, edit):
         writer.add_key_value(key, values.get(key, field.contents()), kind, *field.types[1:2]
                              if kind == gguf.GGUFValueType.ARRAY else ())
     for key in values.keys() - keys.keys():
-        writer.add_uint32(key, values[key])
+        (writer.add_float32 if isinstance(values[key], float) else writer.add_uint32)(key, values[key])
     for name, x in tensors.items():
         writer.add_tensor(name, x)
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
@@ -209,18 +210,49 @@ def test_layers_at_equal_distances_have_a_period(there):
     assert there == [i % keys["x_period"] == keys["x_offset"] for i in range(len(there))]
 
 
+@pytest.mark.parametrize("name, key, value, arch", [
+    ("llama", "expert_count", 8, "mixtral"), ("llama", "expert_count", 0, "llama"), ("olmo2", "attention.sliding_window", 4096, "olmo3"),
+    ("olmo2", "attention.sliding_window", None, "olmo2"), ("deepseek2", "expert_count", 64, "deepseek"), ("deepseek2", "expert_count", None, "youtu"),
+    ("glm4moe", "block_count", 48, "solar-open")])
+def test_files_of_one_general_architecture_are_told_apart(name, key, value, arch):
+    assert registry.find_gguf(name, {f"{name}.{key}": value, "tensor_names": frozenset()}).NAMES["arch"] == arch
+
+
+@pytest.mark.parametrize("tensor", ["attn_q.bias", "attn_q_norm.weight", "ffn_gate.weight"])
+def test_what_solar_open_lacks_is_glm(tensor):
+    assert registry.find_gguf("glm4moe", {"tensor_names": frozenset([f"blk.0.{tensor}"])}).NAMES["arch"] == "glm4-moe"
+
+
+@pytest.mark.parametrize("factor", [1.2079441541679836, None])
+def test_the_first_ggufs_of_olmo3_hold_the_whole_factor_of_yarn(make, tmp_path, factor):
+    """Their attn_factor is transformers' attention_factor, not what the usual one is multiplied by."""
+    edited = {} if factor is None else {"olmo2.rope.scaling.attn_factor": factor}
+    path, p = make("olmo3", lambda _, keys: keys.update(edited)), oracle.load("olmo3")[0][2]
+    p.check(logits(convert_to(path, tmp_path, "keep"), p.ids.tolist()))
+
+
+@pytest.mark.parametrize("name, changes, why", [
+    ("olmo3", {"olmo2.attention.sliding_window_pattern": [True, False, True, False]}, "sliding_window_pattern"),
+    ("olmo3", {"olmo2.rope.freq_base_swa": 10000}, "freq_base_swa"),
+    ("exaone4", {"exaone4.attention.sliding_window": 32}, "none in a file of 4 layers, but of 64"),
+    ("ministral3", {"mistral3.rope.scaling.attn_factor": 2}, "attn_factor"),
+    ("youtu", {"deepseek2.rope.scaling.factor": 2}, "supported without experts: none")])
+def test_what_a_loader_would_read_otherwise_is_refused_by_its_key(make, name, changes, why):
+    path = make(name, lambda _, keys: keys.update(changes))
+    with pytest.raises(UnsupportedModel, match=why):
+        make_plan(GGUFSource(path), RECIPES["keep"])
+
+
 def test_a_gguf_of_what_runs_from_safetensors_alone_says_so():
-    with pytest.raises(UnsupportedModel, match="'exaone4' are not read"):
-        registry.find_gguf("exaone4", experts=False)
     with pytest.raises(UnsupportedModel,
                        match=r"'qwen4exp' are not read; qwen4-exp is converted from safetensors \[arch-unsupported\]"):
-        registry.find_gguf("qwen4exp", experts=True)
+        registry.find_gguf("qwen4exp", {})
 
 
 @pytest.mark.parametrize("name, near", [("qwen3vl", "'qwen35'"), ("gemma3n", "'gemma3'"), ("deepseek", "'deepseek2'")])
 def test_an_architecture_that_gguf_files_may_have_and_moegg_not_names_its_neighbours(name, near):
     with pytest.raises(UnsupportedModel, match=rf"got '{name}'.*did you mean .*{near}.*\[arch-unknown\]"):
-        registry.find_gguf(name, experts=False)
+        registry.find_gguf(name, {})
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_moe", "kimi_linear", "gemma4_dense", "llama4", "jamba"])

@@ -62,6 +62,7 @@ SPLITS = {
     "gpt-4o": ("camelCase HTTPServer's/\n", ["camel", "Case", " HTTPServer's", "/\n"]),
     "tekken": ("it's 12", ["it", "'s", " ", "1", "2"]),
     "deepseek-v3": ("漢字kana .foo 1234", ["漢字", "kana", " .", "foo", " ", "123", "4"]),
+    "youtu": ("漢字、가나 kana's 12\n", ["漢字", "、", "가나", " kana's", " ", "1", "2", "\n"]),
     "kimi-k2": ("漢字abc McDonald", ["漢字", "abc", " Mc", "Donald"]),
     "bailingmoe": ("a\n\nb", ["a", "\n\n", "b"]),
     "deepseek-coder": ("a b1\n", ["a", " b", "1", "\n"]),

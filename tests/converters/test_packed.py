@@ -204,6 +204,20 @@ def test_impossible_groups_are_one_clear_line(how):
         find_packed(folder.infos, {"quantization": how}, "model")
 
 
+@pytest.mark.parametrize("code", [0x7f, 0xff])
+def test_a_nan_among_fp8_weights_is_found(tmp_path, code):
+    """G4: two of the 256 codes are NaN, which an export that does not saturate writes for large values."""
+    folder = oracle.rebuild("qwen3_moe_fp8", tmp_path / "hf")
+    shard, name = folder / "model.safetensors", "model.layers.3.self_attn.q_proj.weight"
+    data = bytearray(shard.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    data[8 + size + json.loads(data[8:8 + size])[name]["data_offsets"][0] + 65] = code
+    shard.write_bytes(data)
+    for quant in ("keep", "q8"):
+        with pytest.raises(FormatError, match=rf"{name}\[1, 1\].*\[convert-nan\]"):
+            convert(folder, tmp_path / "m.moegg", quant)
+
+
 def test_an_fp8_checkpoint_keeps_its_bits(tmp_path, read_back):
     """keep is the default; rows of 64 and 128 stay FP8, rows of 48, which are no whole blocks, become f32 with a warning."""
     folder, told = oracle.rebuild("qwen3_moe_fp8", tmp_path / "hf"), []

@@ -225,6 +225,7 @@ def test_scales_tell_whether_values_are_finite(quant):
     ("model.norm.weight", (7,))])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_nan_and_infinity_are_found_and_named_by_element(make_hf, tmp_path, recipe, name, place, value):
+    """F8."""
     with pytest.raises(FormatError) as e:
         convert(make_hf(edit=put(name, place, value)), tmp_path / "m.moegg", recipe)
     assert e.value.slug == "convert-nan" and f"{name}[{', '.join(map(str, place))}]" in str(e.value)

@@ -199,6 +199,21 @@ def test_images_and_audio_are_a_clear_400(serve, part):
     assert status == 400 and r["error"]["code"] == "unsupported_content" and "text only" in r["error"]["message"]
 
 
+def test_no_request_names_a_file_of_the_server(serve, tmp_path):
+    """P9: paths as files, images, slots and addresses."""
+    secret = tmp_path / "secret.txt"
+    secret.write_text("xyzzy")
+    parts = ({"type": "image_url", "image_url": {"url": f"file://{secret}"}}, {"type": "file", "file": {"file_id": str(secret)}},
+             {"type": "input_file", "file_id": f"../..{secret}"}, {"type": "input_file", "file_url": f"file://{secret}"})
+    with serve() as s:
+        answers = [s.client.post("/v1/chat/completions", {"messages": [{"role": "user", "content": [part]}]}) for part in parts]
+        answers += [s.client.post("/v1/responses", {"input": [{"role": "user", "content": [part]}]}) for part in parts]
+        answers += [s.client.get(path) for path in (f"/v1/files/{secret}", f"/..{secret}", f"/%2e%2e{secret}", f"/v1/models/{secret}")]
+        answers += [s.client.post(f"/slots/0?action={action}", {"filename": str(secret)}) for action in ("save", "restore")]
+    assert all(400 <= status < 500 and "xyzzy" not in json.dumps(body) for status, body in answers), answers
+    assert secret.read_text() == "xyzzy"
+
+
 @pytest.mark.parametrize("fields", [
     {"messages": []}, {"messages": "hi"}, {"messages": None}, {"messages": [1]}, {"messages": [{"content": "x"}]},
                                     {"messages": [{"role": "king", "content": "x"}]},

@@ -1,9 +1,12 @@
 """The engine thread: several clients at once, queue, cancellation, disconnects, reuse of prefixes, faults."""
 import json
+import os
 import random
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -349,6 +352,22 @@ def test_a_response_that_ends_while_the_server_stops_does_not_break_the_stop(ser
 def started():
     """Python's threads; a dummy only says that code without one, such as a finalizer at a thread's end, asked for its name."""
     return {t for t in threading.enumerate() if not t.name.startswith("Dummy-")}
+
+
+def test_memory_and_threads_rest_between_a_hundred_answers(tiny_engine, tokenizer):
+    """P7: the resident size stays, and nothing computes while nobody asks."""
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    with serving(tiny_engine, tokenizer, parallel=2, queue=8) as s:
+        for _ in range(4):
+            texts(s, PROMPTS, max_tokens=8)
+        before = resident()
+        for _ in range(20):
+            texts(s, PROMPTS, max_tokens=8)
+        assert resident() - before < 4 << 20
+        used = time.process_time()
+        time.sleep(0.3)
+        assert time.process_time() - used < 0.15
 
 
 @pytest.mark.slow
