@@ -2,33 +2,42 @@
 
 Usage: moegg [options] [COMMAND] [ARGUMENTS...]
 
-Commands:
-  convert      make a .moegg file from a Hugging Face folder or a GGUF file
-  export       write a file as a GGUF
+Run a model:
   run          answer a prompt, or chat on the terminal
   server       serve a model to other programs over HTTP
-  archs        list the architectures that moegg runs
-  inspect      show what a file holds
-  verify       check every checksum of a file
+Fetch and keep models:
   pull         fetch a model from a hub into the local store
+  list         show the models of the local store
+  rm           delete models of the local store
   push         put a model into a repository of a hub
+Make and change files:
+  convert      make a .moegg file from a Hugging Face folder or a GGUF file
+  export       write a file as a GGUF
   edit         replace chat template, model card or default sampling of a file
   split        cut a file into parts that are opened in place
   repack       copy a file with its experts in the order of recorded routing
-  list         show the models of the local store
-  rm           delete models of the local store
+Look into files:
+  inspect      show what a file holds
+  verify       check every checksum of a file
+  archs        list the architectures that moegg runs
   tokenize     show the tokens of a text
+Measure:
+  bench        measure the speed of a model on this machine
+  doctor       measure this machine and check that results are right on it
   perplexity   measure how well a model predicts a text, and how far it is from a reference
   calibrate    measure on a text which weights matter most, for better quantisation
   forward      write the logits and router choices of given tokens
-  bench        measure the speed of a model on this machine
-  doctor       measure this machine and check that results are right on it
 
 Options:
   --version                show the version, the file format and the CPU level
   --verbose                say more on stderr
   --debug                  show a traceback when something fails
   -h, --help               show this text
+
+Quick start:
+  moegg run demo "Once upon a time"
+  moegg convert path/to/Qwen3-30B-A3B          makes Qwen3-30B-A3B-q4.moegg
+  moegg run Qwen3-30B-A3B-q4.moegg             chats
 
 'moegg COMMAND --help' explains a command. Exit codes are listed in README.md.
 """
@@ -42,14 +51,8 @@ from moegg import __version__, log
 from moegg.commands.options import did_you_mean, parse
 from moegg.errors import ExitStatus, InternalError, IOFailure, MoeggError, UsageError
 
-COMMANDS = ("convert", "export", "run", "server", "archs", "inspect", "verify", "pull", "push", "edit", "split", "repack",
-            "list", "rm", "tokenize", "perplexity", "calibrate", "forward", "bench", "doctor")
-QUICK_START = """
-Quick start:
-  moegg run demo "Once upon a time"
-  moegg convert path/to/Qwen3-30B-A3B
-  moegg run Qwen3-30B-A3B-q4.moegg
-"""
+COMMANDS = ("run", "server", "pull", "list", "rm", "push", "convert", "export", "edit", "split", "repack", "inspect", "verify", "archs",
+            "tokenize", "bench", "doctor", "perplexity", "calibrate", "forward")
 # moegg has its own thread pool; a second one inside numpy's BLAS would fight it for the cores. BLAS reads these when numpy is
 # imported, so commands, which import numpy, are imported after they are set.
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "OMP_NUM_THREADS")
@@ -99,7 +102,8 @@ def _dispatch(argv: list[str]) -> ExitStatus:
     elif args["--version"]:
         print(_version(args["--verbose"]))
     elif args["COMMAND"] is None:
-        print(__doc__.split("\n\n")[1] + "\n" + QUICK_START.rstrip() + "\n\n'moegg --help' lists all commands.")
+        _, usage, *_, start, _ = __doc__.split("\n\n")
+        print(f"{usage}\n\n{start}\n\n'moegg --help' lists all commands.")
     elif args["COMMAND"] == "help":
         return _dispatch([*args["ARGUMENTS"][:1], "--help"])
     elif args["COMMAND"] not in COMMANDS:

@@ -487,3 +487,22 @@ def test_demo_is_whole_and_says_where_it_comes_from(call):
     assert call("verify", "demo")[0] == 0
     info = json.loads(call("inspect", "demo", "--json")[1])
     assert info["meta"]["quant"]["name"] == "q4" and info["arch"] == "qwen3-moe" and info["provenance"]["source"]["files"]
+
+
+def test_the_first_words_and_the_whole_help_begin_with_the_same_examples(call):
+    """`moegg` shows what to type; so does `moegg --help`, which newcomers type first."""
+    first, whole = call()[1], call("--help")[1]
+    examples = first.split("Quick start:\n")[1].split("\n\n")[0]
+    assert 'moegg run demo "Once upon a time"' in examples and examples in whole and first.startswith("Usage: moegg ")
+
+
+@pytest.mark.parametrize("name", ["run", "server", "bench", "perplexity", "tokenize", "forward", "verify", "inspect"])
+def test_help_tells_all_that_model_may_be(name):
+    text = " ".join(DOCS[name].split())
+    assert "a name of the local store" in text and "hf:USER/REPO[/FILE]" in text and "'demo'" in text
+
+
+def test_options_after_two_dashes_are_told_apart_from_a_prompt_without_quotes(call):
+    code, _, err = call("run", "demo", "--", "-hello", "--max-tokens", "3")
+    assert code == 2 and "options stand before the '--'" in err and "quotes" not in err
+    assert "put text of several words in quotes" in call("run", "demo", "Once", "upon")[2]

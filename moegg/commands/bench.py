@@ -2,11 +2,12 @@
 
 Usage: moegg bench [options] MODEL
 
-MODEL is a .moegg file, or 'demo'. Evaluates random tokens: some that fill the context, a prompt, a
-few to warm up, then others one by one, as if they were an answer. Prompt and answer are timed. The
-same seed gives the same tokens. Waits until what fits is in memory, repeats everything, shows
-medians with the least and the most, and what the machine could do at best. Several sizes (such as
-3G,4G,8G after --ram) are measured each by a process of its own.
+MODEL is a .moegg file, a name of the local store, hf:USER/REPO[/FILE], or 'demo'. Evaluates random
+tokens: some that fill the context, a prompt, a few to warm up, then others one by one, as if they
+were an answer. Prompt and answer are timed. The same seed gives the same tokens. Waits until what
+fits is in memory, repeats everything, shows medians with the least and the most, and what the
+machine could do at best. Several sizes (such as 3G,4G,8G after --ram) are measured each by a
+process of its own.
 
 Options:
   --prompt=N               tokens of the prompt (default: 512)

@@ -4,7 +4,7 @@ Usage: moegg doctor [options] [MODEL]
 
 Runs the demo model at every CPU level that this processor has and compares tokens and logits with
 the known ones. Measures how fast memory and, given a MODEL, the disk that holds it is read, and
-stores that for `run`, `bench` and `server`. Takes up to half a minute.
+stores that for 'run', 'bench' and 'server'. Takes up to half a minute.
 
 Options:
   --threads=N              compute threads (default: the cores it may use)

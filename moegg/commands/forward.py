@@ -2,10 +2,10 @@
 
 Usage: moegg forward [options] MODEL --tokens=IDS --out=FILE
 
-MODEL is a .moegg file, or 'demo'. FILE (.npz) gets logits [T, vocab] float32; for the M layers with
-experts also router_idx [M, T, K] and router_w [M, T, K], the chosen experts and their weights, and
-moe_layers [M], the numbers of these layers. Keys and values are kept in f32. An existing FILE is
-replaced, unless it is MODEL.
+MODEL is a .moegg file, a name of the local store, hf:USER/REPO[/FILE], or 'demo'. FILE (.npz) gets
+logits [T, vocab] float32; for the M layers with experts also router_idx [M, T, K] and router_w [M,
+T, K], the chosen experts and their weights, and moe_layers [M], the numbers of these layers. Keys
+and values are kept in f32. An existing FILE is replaced, unless it is MODEL.
 
 Options:
   --tokens=IDS             token ids, such as 1,2,3

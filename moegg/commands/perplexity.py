@@ -2,11 +2,12 @@
 
 Usage: moegg perplexity [options] MODEL FILE
 
-MODEL is a .moegg file, or 'demo'; FILE is UTF-8 text, '-' standard input. The text is cut into
-windows of tokens, each read by itself; what is predicted in the second half of each counts, as in
-llama.cpp's llama-perplexity. Lower is better; numbers compare if text, tokenizer and windows are
-the same. With a reference, the same model at more bits, it also prints the KL divergence from that
-(nats per token) and how often both prefer the same token.
+MODEL is a .moegg file, a name of the local store, hf:USER/REPO[/FILE], or 'demo'. FILE is UTF-8
+text, '-' standard input. The text is cut into windows of tokens, each read by itself; what is
+predicted in the second half of each counts, as in llama.cpp's llama-perplexity. Lower is better;
+numbers compare if text, tokenizer and windows are the same. With a reference, the same model at
+more bits, it also prints the KL divergence from that (nats per token) and how often both prefer the
+same token.
 
 Options:
   --reference=MODEL        compare with this .moegg file of the same vocabulary

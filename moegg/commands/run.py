@@ -2,9 +2,10 @@
 
 Usage: moegg run [options] [--stop=TEXT]... MODEL [PROMPT]
 
-MODEL is a .moegg file, or 'demo'. Without PROMPT, or with '-', the prompt is --file or standard
-input; if that is a terminal, a chat begins. Text piped in beside PROMPT or --file follows it after
-an empty line. A model without a chat template continues the text. Reasoning goes to stderr.
+MODEL is a .moegg file, a name of the local store, hf:USER/REPO[/FILE], or 'demo'. Without PROMPT,
+or with '-', the prompt is --file or standard input; if that is a terminal, a chat begins, where
+/help lists the commands. Text piped in beside PROMPT or --file follows it after an empty line. A
+model without a chat template continues the text. Reasoning goes to stderr.
 
 Prompt:
   --system=TEXT            instructions that stand before the conversation
@@ -93,7 +94,7 @@ def main(args: dict[str, Any]) -> ExitStatus:
 
 
 def _with(engine: Engine, args: dict[str, Any], talk: Talk, settings: Settings, text: str | None, name: str) -> ExitStatus:
-    log.detail(f"{engine.n_threads} threads, {', '.join(f'{name} {value}' for name, value in asdict(settings.sampling).items() if value != {})}")
+    log.detail(f"{engine.n_threads} threads, {', '.join(f'{name} {value}' for name, value in asdict(settings.sampling).items() if value not in ({}, None))}")
     output = Output(quiet=args["--json"] or args["--logprobs"] is not None)
     speaker = Speaker(engine, talk, settings, output.show)
     if text is None:

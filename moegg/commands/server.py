@@ -2,8 +2,9 @@
 
 Usage: moegg server [options] [--allow-host=NAME]... [--cors-origin=URL]... [--api-key=KEY]... MODEL
 
-MODEL is a .moegg file, or 'demo'. Speaks the APIs of OpenAI (chat completions, completions,
-responses), Anthropic (messages), Ollama and llama.cpp. Ctrl-C, SIGTERM or POST /v1/shutdown end it.
+MODEL is a .moegg file, a name of the local store, hf:USER/REPO[/FILE], or 'demo'. Speaks the APIs
+of OpenAI (chat completions, completions, responses), Anthropic (messages), Ollama and llama.cpp.
+Ctrl-C, SIGTERM or POST /v1/shutdown end it.
 
 Network:
   --host=ADDRESS           where to listen (default: 127.0.0.1, this machine only)

@@ -2,10 +2,10 @@
 
 Usage: moegg tokenize [options] MODEL TEXT
 
-MODEL is a .moegg file, or 'demo'; of one on a hub only header, index and tokenizer are read. TEXT
-'-' reads standard input. Prints one token per line: its id, a tab, its bytes as quoted text, or as
-b'...' if they are not whole characters. What looks like a special token stays text, as it does in a
-prompt; no token is added.
+MODEL is a .moegg file, a name of the local store, 'demo', or hf:USER/REPO[/FILE], of which only
+header, index and tokenizer are read. TEXT '-' reads standard input. Prints one token per line: its
+id, a tab, its bytes as quoted text, or as b'...' if they are not whole characters. What looks like
+a special token stays text, as it does in a prompt; no token is added.
 
 Options:
   --json                   print one JSON object

@@ -2,8 +2,8 @@
 
 Usage: moegg verify [options] MODEL
 
-MODEL is a .moegg file, or 'demo'. Reads the whole file once. Exit code 0 if every byte is as it was
-written, else 3.
+MODEL is a .moegg file, a name of the local store, hf:USER/REPO[/FILE], or 'demo'. Reads the whole
+file once. Exit code 0 if every byte is as it was written, else 3.
 
 Options:
   --verbose                say more on stderr

@@ -81,7 +81,7 @@ class UsageFile:
                     total, n = total / 2, n / 2
                 self._write(Usage(total, n))
         except OSError as e:
-            log.warn(f"usage history {self.path}: not saved: {e.strerror}")
+            log.warn(f"usage history {self.path}: not saved: {e.strerror} (--no-usage does without)")
 
     def _empty(self) -> Usage:
         return Usage(np.zeros(self.records, np.float32))
