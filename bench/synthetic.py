@@ -20,7 +20,7 @@ from common import parser  # noqa: E402
 
 from moegg import __version__, kernels, registry  # noqa: E402
 from moegg.arch import ConfigReader, Model, Moe, Part, Tensor  # noqa: E402
-from moegg.converters.policy import Recipe, Weight, find_recipe  # noqa: E402
+from moegg.converters.policy import Recipe, find_recipe, part_name, weights_of  # noqa: E402
 from moegg.formats.writer import ContainerWriter, ExpertSpec, PartSpec, TensorSpec  # noqa: E402
 from moegg.quants import GROUP_ROWS, INTERLEAVED, QUANTS, layout_of  # noqa: E402
 from tests.flagships import CONFIGS  # noqa: E402
@@ -88,13 +88,12 @@ class Weights:
 
 
 def specs(model: Model, recipe: Recipe) -> tuple[list[TensorSpec], list[ExpertSpec]]:
-    n = len(model.layers)
-    tensors = [TensorSpec(t.name, t.shape, recipe.choose(Weight(t.name, t.role, t.shape, t.layer, n), "f32")[0], layout_of(t.shape, t.gather),
-                          t.role, t.layer, t.gather) for t in model.tensors()]
+    weights = weights_of(model)
+    tensors = [TensorSpec(t.name, t.shape, recipe.choose(weights[t.name], "f32")[0], layout_of(t.shape, t.gather), t.role, t.layer, t.gather)
+               for t in model.tensors()]
 
     def part(layer: int, p: Part) -> PartSpec:
-        weight = Weight(f"layers.{layer}.experts.{p.name}", "expert", p.shape, layer, n)
-        return PartSpec(p.name, p.shape, recipe.choose(weight, "f32")[0], layout_of(p.shape))
+        return PartSpec(p.name, p.shape, recipe.choose(weights[part_name(layer, p.name)], "f32")[0], layout_of(p.shape))
     experts = [ExpertSpec(f.experts.layer, f.experts.n, f.top_k, tuple(part(f.experts.layer, p) for p in f.experts.parts))
                for f in (layer.ffn for layer in model.layers) if isinstance(f, Moe)]
     return tensors, experts

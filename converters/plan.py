@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from moegg.arch import ConfigReader, Experts, Model, Moe, Part, Tensor
-from moegg.converters.policy import Recipe, Weight, adjustable
+from moegg.converters.policy import Recipe, Weight, adjustable, part_name, weights_of
 from moegg.converters.source import Source, View, find_view, source_name
 from moegg.errors import FormatError, InternalError, UnsupportedModel, UsageError
 from moegg.formats.layout import data_bytes
@@ -149,11 +149,10 @@ def make_plan(source: Source, recipe: Recipe) -> ConvertPlan:
     if unused := reader.unused():
         warnings.append(f"{where}: keys that {model.arch} does not read: {', '.join(map(_plain, unused))}")
     top_k = {layer.ffn.experts.layer: layer.ffn.top_k for layer in model.layers if isinstance(layer.ffn, Moe)}
-    n = len(model.layers)
-    _check_overrides(recipe, [Weight(t.name, t.role, t.shape, t.layer, n) for t, _ in tensors]
-                     + [_part_weight(e, p, n) for e, parts in experts for p, _ in parts])
-    return ConvertPlan(source, model, recipe, config, tuple(_plan_tensor(t, v, recipe, n) for t, v in tensors),
-                       tuple(_plan_experts(e, parts, top_k[e.layer], recipe, n) for e, parts in experts),
+    weights = weights_of(model)
+    _check_overrides(recipe, list(weights.values()))
+    return ConvertPlan(source, model, recipe, config, tuple(_plan_tensor(t, v, recipe, weights[t.name]) for t, v in tensors),
+                       tuple(_plan_experts(e, parts, top_k[e.layer], recipe, weights) for e, parts in experts),
                        found.ignored(), tuple(warnings))
 
 
@@ -203,10 +202,6 @@ def _files(n: int) -> str:
     return f"{n} file{'s' if n != 1 else ''}"
 
 
-def _part_weight(e: Experts, p: Part, n_layers: int) -> Weight:
-    return Weight(f"layers.{e.layer}.experts.{p.name}", "expert", p.shape, e.layer, n_layers)
-
-
 def _check_overrides(recipe: Recipe, weights: list[Weight]) -> None:
     """Raises UsageError for an override that changes nothing: it is a slip."""
     for o in recipe.overrides:
@@ -215,19 +210,19 @@ def _check_overrides(recipe: Recipe, weights: list[Weight]) -> None:
             raise UsageError(f"--override: {o.pattern!r:.80} matches no weight whose quant can be chosen; these are {some(names, 20)}", "usage")
 
 
-def _plan_tensor(t: Tensor, view: View, recipe: Recipe, n_layers: int) -> PlannedTensor:
-    quant, wanted = recipe.choose(Weight(t.name, t.role, t.shape, t.layer, n_layers), view.kept)
+def _plan_tensor(t: Tensor, view: View, recipe: Recipe, weight: Weight) -> PlannedTensor:
+    quant, wanted = recipe.choose(weight, view.kept)
     layout = layout_of(t.shape, t.gather)
     return PlannedTensor(t, view, quant, wanted, layout, data_bytes(t.shape, quant, layout))
 
 
 def _plan_experts(e: Experts, parts: list[tuple[Part, list[View]]], top_k: int, recipe: Recipe,
-                  n_layers: int) -> PlannedExperts:
+                  weights: dict[str, Weight]) -> PlannedExperts:
     planned = []
     for p, views in parts:
         # One part has one quant in all records of a layer; experts stored in several types are widened.
         types = {v.kept for v in views}
-        quant, wanted = recipe.choose(_part_weight(e, p, n_layers), types.pop() if len(types) == 1 else "f32")
+        quant, wanted = recipe.choose(weights[part_name(e.layer, p.name)], types.pop() if len(types) == 1 else "f32")
         layout = layout_of(p.shape)
         planned.append(PlannedPart(p, tuple(views), quant, wanted, layout, data_bytes(p.shape, quant, layout)))
     return PlannedExperts(e.layer, e.n, top_k, tuple(planned))

@@ -1,8 +1,9 @@
 """convert(): streams a source through a plan into a container. Memory is a few row blocks and a few expert records.
 
-Order of work: target check, plan, disk check, tensors in execution order, expert records layer by layer (row blocks and records are made
-by several threads; records are written by them too). Every value is checked: NaN and infinity in a source are errors that name the element, as is a value that the
-wanted quant cannot hold; rows too small for it, which become zero, are told of. No file that the source consists of is replaced.
+Order of work: target check, plan, disk check, tensors in execution order, expert records layer by layer (row blocks and records are
+made by several threads; records are written by them too). Every value is checked: NaN and infinity in a source are errors that name
+the element, as is a value that the wanted quant cannot hold; rows too small for it, which become zero, are told of. No file that the
+source consists of is replaced.
 """
 import os
 import re
@@ -20,8 +21,8 @@ import numpy as np
 from moegg import __version__, kernels
 from moegg.converters.gguf import GGUFSource
 from moegg.converters.hf import HFSource, dump
-from moegg.converters.plan import ConvertPlan, PlannedExperts, PlannedPart, PlannedTensor, make_plan, some
-from moegg.converters.policy import find_recipe
+from moegg.converters.plan import ConvertPlan, PlannedExperts, PlannedTensor, make_plan, some
+from moegg.converters.policy import find_recipe, part_name
 from moegg.converters.source import Source, View
 from moegg.errors import FormatError, MoeggError, NotFound, UsageError
 from moegg.formats.importance import Importance
@@ -93,10 +94,11 @@ def convert(source_path: str | os.PathLike, out_path: str | os.PathLike | None =
     """
     if out_path is not None:
         _check_target(Path(out_path), Path(source_path), force, dry_run, warn)
+    recipe = find_recipe(quant or "keep", overrides)             # a slip is told before anything is opened
     source = open_source(source_path, Path(out_path).parent if out_path is not None else Path())
     importance = None
     try:
-        recipe = find_recipe(quant or source.default_quant, overrides)
+        recipe = recipe if quant else find_recipe(source.default_quant, overrides)
         importance = Importance(imatrix) if imatrix is not None else None
         out = Path(out_path) if out_path is not None else Path(_default_name(source, recipe.name))
         if out_path is None:
@@ -177,17 +179,13 @@ def _writer_arguments(plan: ConvertPlan, importance: Importance | None) -> dict:
     }
 
 
-def _expert_name(layer: PlannedExperts, part: PlannedPart) -> str:
-    return f"layers.{layer.layer}.experts.{part.part.name}"
-
-
 def _unknown(plan: ConvertPlan, importance: Importance | None) -> list[str]:
     """A warning if the importance of some matrices is not known. Raises FormatError where it is of other shapes."""
     if importance is None:
         return []
     asked = [(t.tensor.name, 1, t.tensor.shape[1]) for t in plan.tensors
              if not (QUANTS[t.quant].is_float or t.tensor.gather)]
-    asked += [(_expert_name(e, p), e.n, p.part.shape[1]) for e in plan.experts for p in e.parts if not QUANTS[p.quant].is_float]
+    asked += [(part_name(e.layer, p.part.name), e.n, p.part.shape[1]) for e in plan.experts for p in e.parts if not QUANTS[p.quant].is_float]
     missing = [repr(name) for name, n, cols in asked if not importance.has(name, n, cols)]
     return [f"{importance.path}: knows nothing of {some(missing)}; their columns count the same"] if missing else []
 
@@ -218,7 +216,7 @@ def _fill(writer: ContainerWriter, plan: ConvertPlan, importance: Importance | N
     def record(layer: PlannedExperts, e: int) -> int:
         parts = []
         for p in layer.parts:
-            known = None if QUANTS[p.quant].is_float else worth(_expert_name(layer, p), layer.n, p.part.shape[1])
+            known = None if QUANTS[p.quant].is_float else worth(part_name(layer.layer, p.part.name), layer.n, p.part.shape[1])
             view, columns = p.views[e], None if known is None else known[e]
             parts.append([_encoded(view, p.quant, p.layout, start, stop, columns, lost)
                           for start, stop in _row_blocks(view.n_rows, view.shape[-1], view.whole)])
@@ -245,10 +243,10 @@ def _fill(writer: ContainerWriter, plan: ConvertPlan, importance: Importance | N
     with closing(_in_order(jobs, largest)) as records:
         for nbytes in records:
             count(nbytes)
-    rows: Counter[str] = Counter()
+    vanished: Counter[str] = Counter()
     for name, n in sorted(lost):        # in an order that threads do not change
-        rows[name] += n
-    return rows
+        vanished[name] += n
+    return vanished
 
 
 def _in_order(jobs: Iterable[Callable[[], Any]], nbytes: int) -> Generator[Any, None, None]:

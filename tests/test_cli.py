@@ -106,7 +106,7 @@ def test_version_says_version_format_and_cpu_level(call):
     (["verify"], "verify: wrong arguments: got nothing, expected MODEL"),
     (["forward", "m", "--tokens", "1,,2", "--out", "x"], "forward: --tokens: bad value: got '1,,2', expected token ids such as 1,2,3"),
     (["forward", "m"], "forward: wrong arguments: got 'm', expected MODEL --tokens=IDS --out=FILE"),
-    (["convert", "m", "--quant", "q7"], "convert: --quant: bad value: got 'q7', expected one of keep, f32, bf16, f16, q8, q6, q5, q4, q3, q2"),
+    (["convert", "m", "--quant", "q7"], "convert: --quant: bad value: got 'q7', expected one of keep, f32, bf16, f16, q8, q6, q5, q4, q3, q2, or an older version such as q4@1"),
     (["convert", ""], "convert: SOURCE: bad value: got '', expected a file name"),
     (["run", "m", "\udcff"], "run: PROMPT: not UTF-8 text"),
     (["run", "m", "hi", "--file", "f"], "run: PROMPT and --file exclude each other"),

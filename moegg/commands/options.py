@@ -98,6 +98,13 @@ def trace(text: str, option: str) -> Path:
     return path(text, option)
 
 
+def recipe(text: str, option: str) -> str:
+    """The name of a recipe that moegg.converters.policy knows."""
+    from moegg.converters.policy import find_recipe  # here: it brings numpy, which most commands need later or not at all
+    find_recipe(text)
+    return text
+
+
 def text(value: str, option: str) -> str:
     """Any Unicode text. The shell's bytes arrive as lone surrogates where they are not valid UTF-8."""
     try:
@@ -112,7 +119,7 @@ OPTIONS: dict[str, Callable[[str, str], Any]] = {
     "--out": path, "--file": path, "--chat-template": path, "--reference": path, "--card": path, "--generation-config": path,
     "--quality": path, "--profile": path, "--size": parse_size,
     "--override": text, "--imatrix": path,
-    "--quant": choice("keep", "f32", "bf16", "f16", "q8", "q6", "q5", "q4", "q3", "q2", "q4@1"),
+    "--quant": recipe,
     "--tokens": token_ids, "--prompt": whole(0, 1 << 24), "--warm": whole(0, 1 << 24), "--gen": whole(0, 1 << 24),
     "--ctx-depth": whole(0, 1 << 24), "--runs": whole(1, 10_000),
     "--ram": sizes, "--io": choice(*CHOICES), "--pin": whole(0, 1 << 16), "--lookahead": whole(0, 1 << 10), "--trace": trace,

@@ -43,7 +43,7 @@ def test_a_plan_tells_bits_per_weight_and_what_overrides_changed(make_hf):
     quants = {e.layer: [x.quant for x in e.parts] for e in p.experts}
     assert quants == {0: ["q5_0", "q5_0", "q5_1"], 1: ["q5_0", "q5_0", "q8_0"]}        # rows of 64 and 32 do not fit k-quants
     assert next(t.quant for t in p.tensors if t.tensor.name == "layers.0.attn.o") == "f16"
-    assert p.bpw == pytest.approx(8 * p.weight_bytes / p.model.parameter_count()) and f"q4 v3, {p.bpw:.2f} bits per weight" in p.lines()[1]
+    assert p.bpw == pytest.approx(8 * p.weight_bytes / p.model.parameter_count()) and f"q4 v4, {p.bpw:.2f} bits per weight" in p.lines()[1]
     assert p.to_dict()["recipe"]["overrides"] == ["layers.1.experts.down=q8_0", "attn=f16"] and p.to_dict()["bits_per_weight"] == p.bpw
 
 

@@ -1,9 +1,12 @@
 """moegg.converters.policy: which quant for which weight, versions, overrides, and what a row that does not fit becomes."""
+from dataclasses import replace
+
 import pytest
 
-from moegg.arch import ROLES
+from moegg import registry
+from moegg.arch import ROLES, ConfigReader
 from moegg.commands.options import OPTIONS
-from moegg.converters.policy import NAMES, RECIPES, Recipe, Weight, find_recipe
+from moegg.converters.policy import NAMES, RECIPES, Recipe, Weight, find_recipe, weights_of
 from moegg.errors import UsageError
 from moegg.quants import QUANTS
 
@@ -42,6 +45,29 @@ def test_experts_have_the_bits_of_the_name_and_what_every_token_uses_has_no_fewe
     bpw = {role: QUANTS[recipe.choose(weight(role), "bf16")[0]].bpw for role in WHAT}
     assert bits <= bpw["expert"] < bits + 1 and bpw["dense"] == bpw["expert"]
     assert min(bpw["attn"], bpw["shared"]) >= bpw["expert"] and min(bpw["embed"], bpw["head"]) >= min(6, bits)
+
+
+@pytest.mark.parametrize("bits", [6, 5, 4, 3, 2])
+def test_dense_ffns_before_the_first_experts_are_protected_as_shared_experts_are(bits):
+    """deepseek's first_k_dense_replace: less than 1 % of a released model, and every token passes through first (bench/kld_families.md)."""
+    recipe, old = find_recipe(f"q{bits}"), find_recipe(f"q{bits}@{find_recipe(f'q{bits}').version - 1}")
+    shared = recipe.choose(weight("shared"), "bf16")
+    for leaf in ("gate", "up", "down"):
+        first = Weight(f"layers.0.ffn.{leaf}", "dense", (64, 256), 0, 8, first_moe=1)
+        assert recipe.choose(first, "bf16") == shared and (leaf == "down" or shared != old.choose(first, "bf16"))
+        for w in (replace(first, first_moe=0), replace(first, layer=1), replace(first, role="expert", first_moe=0)):       # no experts, or after them
+            assert recipe.choose(w, "bf16") == old.choose(w, "bf16")
+    assert recipe.choose(weight("attn"), "bf16") == old.choose(weight("attn"), "bf16")
+
+
+def test_what_is_leading_is_read_from_the_model():
+    def dense(arch, **config):
+        module = registry.find(arch=arch)
+        weights = weights_of(module.describe(ConfigReader(module.tiny() | config)))
+        return [w.leading for w in weights.values() if w.name.endswith("ffn.up")], [w for w in weights.values() if w.role == "expert"]
+    leading, experts = dense("deepseek")
+    assert leading and all(leading) and experts and not any(w.leading for w in experts)
+    assert not any(dense("qwen3")[0])
 
 
 def test_edge_layers_are_the_first_and_last_eighth():
@@ -86,6 +112,7 @@ def test_an_override_that_does_not_fit_falls_back_as_in_ggml():
 def test_a_version_that_was_released_keeps_its_meaning():
     old = find_recipe("q4@1")
     assert (old.name, old.version, old.quants) == ("q4", 1, {"": "q8_0", "expert": "q4_0", "dense": "q4_0"})
+    assert [find_recipe(f"{name}@2").quants.get("short attn") for name in ("q4", "q3", "q2")] == [None, "q5_1", "q5_1"]
     assert find_recipe("q4").version > 1 and find_recipe("q8@1") == find_recipe("q8")
 
 
@@ -109,4 +136,4 @@ def test_defaults_unknown_recipes_and_what_the_command_line_takes():
     for name in ("q7", "q4@9"):
         with pytest.raises(UsageError, match="expected one of keep, f32"):
             find_recipe(name)
-    assert all(OPTIONS["--quant"](name, "--quant") == name for name in (*NAMES, "q4@1"))
+    assert all(OPTIONS["--quant"](name, "--quant") == name for name in (*NAMES, *RECIPES))

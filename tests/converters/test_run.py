@@ -51,7 +51,7 @@ def test_the_file_says_what_it_is_and_where_it_came_from(make_hf, moe, tmp_path)
     c = Container.open(result.path)
     assert c.file_bytes == result.file_bytes == result.path.stat().st_size
     assert c.name == "hf" and c.arch == "qwen3-moe"
-    assert c.meta["quant"] == {"name": "q4", "version": 3} and c.meta["source"] == "safetensors"
+    assert c.meta["quant"] == {"name": "q4", "version": 4} and c.meta["source"] == "safetensors"
     assert c.meta["parameters"] == result.plan.model.parameter_count()
     assert result.plan.source.module.describe(ConfigReader(c.config)) == result.plan.model
     provenance = json.loads(c.read_section("provenance"))
