@@ -44,15 +44,18 @@ def render(template: str, messages: Sequence[Mapping[str, Any]], *, bos: str | N
 
 
 def encode_chat(tokenizer: Tokenizer, template: str, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None = None,
-                add_generation_prompt: bool = True, variables: Mapping[str, Any] | None = None) -> list[int]:
+                add_generation_prompt: bool = True, variables: Mapping[str, Any] | None = None, ctx: int | None = None) -> list[int]:
     """Ids of the rendered prompt. Special tokens come from the template only; in messages and tools they are mere text.
 
-    BOS is there exactly if the template writes it. Raises as render and Tokenizer.encode do.
+    BOS is there exactly if the template writes it. Raises as render and Tokenizer.encode do, and ContextFull for what is longer
+    than `ctx` tokens can be, before it is tokenised.
     """
     given = _given(messages, tools)
     marker = _unused_character(template, given)
     marked = {name: _marked(value, tokenizer.specials, marker, template) for name, value in given.items()}
     prompt = _rendered(template, marked, add_generation_prompt, {**tokenizer.named, **(variables or {})})
+    if ctx is not None:
+        tokenizer.check_length(len(prompt) - prompt.count(marker), ctx)
     return tokenizer.encode_marked(prompt, marker) if marker in prompt else tokenizer.encode(prompt, special=True)
 
 

@@ -87,8 +87,8 @@ def explain(e: BaseException) -> tuple[str, ExitStatus]:
         return " ".join(str(e).splitlines()), e.exit_status
     if isinstance(e, KeyboardInterrupt):
         return "", ExitStatus.INTERRUPTED
-    if isinstance(e, MemoryError):
-        return "out of memory: close other programs, or use a smaller --ctx or a smaller file [no-memory]", ExitStatus.NO_ROOM
+    if isinstance(e, MemoryError) or isinstance(e, RuntimeError) and "can't start new thread" in str(e):
+        return "out of memory or threads: close other programs, or use a smaller --ctx or a smaller file [no-memory]", ExitStatus.NO_ROOM
     if isinstance(e, OSError):
         return f"{e.filename or 'output'}: {e.strerror or e} [io]", ExitStatus.IO
     bug = InternalError(f"{type(e).__name__}: {' '.join(str(e).splitlines())}")

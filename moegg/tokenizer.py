@@ -17,13 +17,14 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import sentencepiece
 import tokenizers
 
 from moegg.arch import ConfigReader
-from moegg.errors import BadRequest, FormatError, MoeggError, UnsupportedModel
+from moegg.errors import BadRequest, ContextFull, FormatError, MoeggError, UnsupportedModel
 from moegg.stream import StreamDecoder
 
 JSON_MEDIA, SENTENCEPIECE_MEDIA = "application/json", "application/x-sentencepiece"
@@ -157,6 +158,18 @@ class Tokenizer:
             at, strip = stop, bool(token and token.rstrip)
         ids += self._segment(text[at:].replace(marker, ""), at == 0, strip, False)
         return self._in_model(ids)
+
+    def check_length(self, characters: int, ctx: int) -> None:
+        """Raises ContextFull for a text of so many characters that is more than `ctx` tokens whatever they are: tokenising takes a
+        hundred times a text's memory."""
+        if characters >= ctx and (least := characters // self._longest) >= ctx:
+            raise ContextFull(f"context: the prompt has at least {least} tokens and the context holds {ctx}: no room for an answer; shorten the "
+                              "prompt, or use a larger --ctx", "context-full")
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(1, *(len(self.token_bytes(i)) for i in range(self.vocab_size)))
 
     def id_of(self, text: str) -> int | None:
         """The id of the token with exactly this text; None if there is none."""

@@ -73,6 +73,16 @@ def test_a_trace_has_every_token_that_was_evaluated(call, qwen3_moe_file, tmp_pa
     assert t.layers.tolist() == [x.layer for x in c.layers] and t.record_bytes.tolist() == [x.record_bytes for x in c.layers]
 
 
+def test_a_trace_that_cannot_be_written_is_refused_before_the_answer(call, qwen3_moe_file, tmp_path):
+    """It was told after the answer, and the model's own name put a trace in its place."""
+    model = tmp_path / "m.moegg"
+    model.write_bytes(qwen3_moe_file.read_bytes())
+    for name in (model, tmp_path, tmp_path / "none" / "t.npz"):
+        code, out, err = call("run", model, "--no-usage", "--trace", name, "hi")
+        assert code in (2, 3) and not out and ("expected" in err or "no such folder" in err)
+    assert model.read_bytes() == qwen3_moe_file.read_bytes()
+
+
 def test_inspect_shows_the_plan_without_reading_weights(call, qwen3_moe_file):
     code, out, _ = call("inspect", qwen3_moe_file, "--ram", "1G", "--ctx", "256")
     assert code == 0 and "KV state (256 tokens" in out and "expert cache" in out and "1.0 GiB" in out

@@ -50,3 +50,8 @@ def test_a_message_with_line_breaks_still_is_one_line():
 def test_any_exception_becomes_a_line_and_a_code(e, status, text):
     line, code = explain(e)
     assert text in line and code == status
+
+
+def test_a_machine_that_gives_no_more_threads_is_no_bug_of_ours():
+    line, code = explain(RuntimeError("can't start new thread"))
+    assert "[no-memory]" in line and code == ExitStatus.NO_ROOM

@@ -21,6 +21,20 @@ def test_what_is_written_replaces_the_old_file_with_the_wanted_permissions(tmp_p
     assert os.name != "posix" or stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_devices_and_links_stay_what_they_are(tmp_path):
+    """As root `--trace /dev/null` replaced the device for everybody."""
+    pipe, real, link = tmp_path / "pipe", tmp_path / "real", tmp_path / "link"
+    os.mkfifo(pipe)
+    real.write_bytes(b"old")
+    link.symlink_to(real)
+    for path in (pipe, tmp_path):
+        with pytest.raises(OSError, match="a device or a pipe"), whole_file(path):
+            pass
+    with whole_file(link) as f:
+        f.write(b"new")
+    assert pipe.is_fifo() and link.is_symlink() and real.read_bytes() == b"new" and len(list(tmp_path.iterdir())) == 3
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_an_interrupted_write_keeps_the_old_file_and_leaves_nothing(tmp_path, error):
     path = tmp_path / "a"

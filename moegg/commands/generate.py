@@ -77,10 +77,11 @@ class Speaker:
     def chat_prompt(self, messages: Sequence[dict[str, Any]]) -> Prompt:
         """Messages through the chat template. Raises BadRequest."""
         variables = {} if self.settings.think else dict.fromkeys(REASONING_SWITCHES, False)
-        return Prompt(*self.talk.prompt(self._template or "", messages, variables=variables))
+        return Prompt(*self.talk.prompt(self._template or "", messages, variables=variables, ctx=self.engine.ctx))
 
     def raw_prompt(self, text: str, before: Sequence[int] = ()) -> Prompt:
         """Text to be continued, after the ids of what was said before."""
+        self.tokenizer.check_length(len(text), self.engine.ctx)
         ids = self.tokenizer.encode(text, special=self.settings.raw_specials, add_bos=not before)
         return Prompt([*before, *ids])
 

@@ -17,6 +17,7 @@ from moegg.engine.cpus import default_threads
 from moegg.engine.engine import plan_for
 from moegg.errors import UsageError
 from moegg.formats.container import Container
+from moegg.formats.writer import check_target
 from moegg.hub.address import is_address
 from moegg.io import profile as profiles
 from moegg.io.profile import Profile
@@ -59,6 +60,10 @@ def started(args: dict[str, Any], container: Container, model: Model, **more: An
     records = sum(x.n for x in container.layers)
     usage = UsageFile(container.content_id, records) if records and not args.get("--no-usage", True) else None
     trace = args.get("--trace")
+    if trace:
+        check_target(trace, force=True)
+        if trace.exists() and trace.samefile(container.path):
+            raise UsageError(f"--trace {trace}: is the model itself, expected another name", "target-exists")
     recorder = Recorder([x.layer for x in container.layers], [x.n for x in container.layers],
                         [x.record_bytes for x in container.layers]) if trace and records else None
     if trace and not records:

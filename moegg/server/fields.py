@@ -3,18 +3,23 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from moegg.server.problem import Problem, bad
 
 MAX_DEPTH = 200
+MAX_VALUES = 1 << 19        # more would take many times the bytes of the body; a prompt of ids fits
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.S)       # an open one goes on to the end
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """The JSON object in a request body. Refuses other JSON, NaN, and nesting that would exhaust the stack."""
+    """The JSON object in a request body. Refuses other JSON, NaN, nesting that would exhaust the stack, and values without number."""
     def constant(name: str) -> Any:
         raise ValueError(f"{name} is not JSON")
+    if len(data) > MAX_VALUES and (n := sum(map(_STRING.sub(b"", data).count, (b",", b"[", b"{")))) > MAX_VALUES:
+        raise Problem(400, f"body: got about {n} values, expected at most {MAX_VALUES}", code="invalid_json")
     try:
         body = json.loads(data.decode("utf-8-sig"), parse_constant=constant)
     except RecursionError:

@@ -5,8 +5,10 @@ without the package, and (400) schemas that llguidance does not understand.
 """
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -57,10 +59,17 @@ class Grammars:
         make = llguidance.LLMatcher
         matcher = make(self._library, make.grammar_from_lark(grammar), log_level=0)
         if matcher.is_error():
-            raise bad(f"{param}: {' '.join(matcher.get_error().split())[:300]}", param, "invalid_schema")
+            raise bad(f"{param}: {_told(matcher.get_error())}", param, "invalid_schema")
         constraint = Constraint(matcher, llguidance.numpy, self._tokenizer.eos_ids, self._vocab, param)
         constraint.allowed()                # a schema that nothing satisfies is refused before the answer begins
         return constraint
+
+
+def _told(error: str) -> str:
+    """What llguidance says, without the grammar that it quotes and the insides that it shows."""
+    text = re.split(r" \d+ \| | <(?:state|backtrace)>", " ".join(error.split()))[0]
+    text = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", text)
+    return "the schema is too large" if text.startswith("panic") else text[:300]
 
 
 class _Vocabulary:
@@ -85,14 +94,20 @@ class Constraint:
         self._bits = masks.allocate_token_bitmask(1, vocab)
         self.finished = False
 
+    def copy(self) -> Constraint:
+        """The same state for another answer, without the work of making it."""
+        twin = copy(self)
+        twin._matcher, twin._bits = self._matcher.deep_copy(), self._masks.allocate_token_bitmask(1, self._vocab)
+        return twin
+
     def allowed(self) -> np.ndarray:
         """[V] bool: the tokens that may come next; ends where the text is whole. Raises Problem 400 if there is none."""
         self._masks.fill_next_token_bitmask(self._matcher, self._bits)
         allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[:self._vocab].astype(bool)
         allowed[self._ends] = self._matcher.is_accepting()
         if not allowed.any():
-            why = " ".join(self._matcher.get_error().split())[:300] if self._matcher.is_error() else "nothing satisfies the schema"
-            raise bad(f"{self._param}: {why}", self._param, "invalid_schema")
+            why = f" ({_told(self._matcher.get_error())})" if self._matcher.is_error() else ""
+            raise bad(f"{self._param}: nothing satisfies the schema{why}", self._param, "invalid_schema")
         return allowed
 
     def mask(self, logits: np.ndarray) -> np.ndarray:

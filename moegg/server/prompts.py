@@ -15,7 +15,7 @@ from moegg.chat import render
 from moegg.sampler import Sampler, SamplingParams
 from moegg.server.ask import Ask
 from moegg.server.grammar import Grammars
-from moegg.server.problem import bad, too_long
+from moegg.server.problem import bad
 from moegg.server.talk import REASONING_SWITCHES, Talk, takes_tools
 from moegg.server.voice import Voice
 from moegg.server.worker import Job
@@ -73,16 +73,9 @@ class Prompter:
                 for p in ask.prompts]
 
     def _check_length(self, ask: Ask) -> None:
-        """Refuses what cannot fit before anybody reads it: a token is at most so many characters."""
+        """Refuses what cannot fit before anybody reads it."""
         texts = [_text_of(m) for m in ask.messages or ()] + [p for p in ask.prompts if isinstance(p, str)] + [ask.suffix or ""]
-        least = max(sum(map(len, texts)) if ask.messages else max(map(len, texts)), 0) // self._longest
-        if least >= self.ctx:
-            raise too_long(f"at least {least}", self.ctx)
-
-    @cached_property
-    def _longest(self) -> int:
-        """Bytes of the longest token."""
-        return max(len(self.tokenizer.token_bytes(i)) for i in range(self.vocab))
+        self.tokenizer.check_length(sum(map(len, texts)) if ask.messages else max(map(len, texts)), self.ctx)
 
     def template(self, ask: Ask) -> str:
         template = self.talk.template(ask.tools)
@@ -104,7 +97,7 @@ class Prompter:
         if ask.continues:
             begun, messages = _text_of(messages[-1]), messages[:-1]
             variables = dict.fromkeys(REASONING_SWITCHES, False) | variables
-        ids, thinking = self.talk.prompt(template, messages, given, variables)
+        ids, thinking = self.talk.prompt(template, messages, given, variables, self.ctx)
         return Prompt(tuple(ids + (self.tokenizer.encode(begun) if begun else [])), thinking and not begun)
 
     def _parts(self, ask: Ask, template: str) -> tuple[list[Mapping[str, Any]], Sequence[Any] | None]:
@@ -168,7 +161,7 @@ class Prompter:
         """n jobs per prompt, in order. With a seed, answer k of a prompt has seed + k."""
         params = self.sampling(ask)
         template = self.talk.template(ask.tools) if ask.messages is not None else None
-        form = self.talk.form(template)
+        constraint = self.grammars.start(ask, self.talk.form(template), template)
         out = []
         for prompt in prompts:
             if not prompt.ids:
@@ -177,7 +170,7 @@ class Prompter:
                 seed = None if params.seed is None else params.seed + k
                 out.append(Job(list(prompt.ids), Sampler(params, seed), self._voice(ask, prompt, template),
                                self._ends(ask, prompt),
-                               ask.max_tokens, ask.logprobs, self.grammars.start(ask, form, template)))
+                               ask.max_tokens, ask.logprobs, constraint and constraint.copy()))
         return out
 
     def _ends(self, ask: Ask, prompt: Prompt) -> frozenset[int]:

@@ -54,9 +54,9 @@ class Talk:
         return self.chat.template if self.borrowed else choose_template(self.own, given)
 
     def prompt(self, template: str, messages: Sequence[Mapping[str, Any]], given: Sequence[Any] | None = None,
-               variables: Mapping[str, Any] | None = None) -> tuple[list[int], bool]:
+               variables: Mapping[str, Any] | None = None, ctx: int | None = None) -> tuple[list[int], bool]:
         """(ids, whether they end inside an open reasoning block). Raises as encode_chat does."""
-        ids = encode_chat(self.tokenizer, template, messages, tools=given, variables=variables)
+        ids = encode_chat(self.tokenizer, template, messages, tools=given, variables=variables, ctx=ctx)
         tags = self.tags(template)
         return ids, bool(tags) and reasoning_started(self.tokenizer.decode(ids[-16:]), tags[0])
 

@@ -87,6 +87,16 @@ def test_a_text_that_can_never_fit_is_refused_before_anybody_reads_it(serve, pat
     assert status == 400 and "at least" in str(r["error"]) and "64" in str(r["error"])
 
 
+def test_what_a_template_makes_too_long_is_refused_before_it_is_tokenised(serve, monkeypatch):
+    """Empty messages without number: 2 GB of memory and 20 s for a prompt that could never fit."""
+    messages = [{"role": "user", "content": ""}] * 1000
+    with serve(ctx=64) as s:
+        monkeypatch.setattr(type(s.service.prompter.tokenizer), "encode", None)
+        monkeypatch.setattr(type(s.service.prompter.tokenizer), "encode_marked", None)
+        status, r = s.client.post("/v1/chat/completions", {"messages": messages})
+    assert status == 400 and r["error"]["code"] == "context_length_exceeded" and "at least" in r["error"]["message"]
+
+
 @pytest.mark.parametrize("text", ["客单价 👩‍👩‍👧 é", "a\u0085b\u2028c\r\nd", "\x00\x01"])
 def test_characters_survive_the_stream(serve, text):
     """A1, D8: tokens hold parts of characters; line separators must not break frames."""

@@ -8,6 +8,7 @@ from moegg.server import tools
 from moegg.server.ask import Ask
 from moegg.server.grammar import Grammars
 from moegg.server.grammar_calls import calls
+from moegg.server.problem import Problem
 from tests.server.scripted import TEMPLATE, VOCAB
 
 pytest.importorskip("llguidance")
@@ -107,3 +108,21 @@ def test_a_schema_that_nothing_satisfies_is_a_400_before_the_answer(serve, schem
         status, r = s.client.chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}, stream=True)
         assert status == 400 and r["error"]["code"] == "invalid_schema" and r["error"]["param"] == "response_format"
         assert not s.engine.passes and s.client.chat()[0] == 200
+        assert not any(inside in r["error"]["message"] for inside in ("<state>", "<backtrace>", "%json", "start:"))
+
+
+def test_several_answers_share_the_work_of_one_schema(serve, monkeypatch):
+    """It was done again for each: 40 s for 36 answers of an object with many properties."""
+    made = []
+    make = Grammars._make
+    monkeypatch.setattr(Grammars, "_make", lambda self, *given: made.append(1) or make(self, *given))
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    with serve("hello") as s:
+        r = s.client.chat(n=4, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})[1]
+    assert len(made) == 1 and all(json.loads(c["message"]["content"])["a"] in (1, 2) for c in r["choices"])
+
+
+def test_a_grammar_beyond_the_librarys_limits_is_a_400_without_its_insides(tokenizer):
+    rules = "\n".join(f'r{i}: "a{i}" "b"' for i in range(40_000))
+    with pytest.raises(Problem, match="^tool_choice: the schema is too large$"):
+        Grammars(tokenizer, VOCAB)._make(f"start: {' | '.join(f'r{i}' for i in range(40_000))}\n{rules}\n", "tool_choice")

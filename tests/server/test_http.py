@@ -98,6 +98,7 @@ def test_curl_without_body_and_content_type_can_stop_answers_and_the_server(serv
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"messages": NaN}', b"[" * 5000, b'{"a":' * 100_000,
                                   b'{"messages":' + b"[" * 900 + b"]" * 900 + b"}",
                                   b'{"n": 1' + b"0" * 5000 + b"}",
+                                  b'{"messages": [' + b"{}," * 600_000 + b"{}]}", b'{"a": [' + b"[]," * 300_000 + b'[]], "b": "' + b'\\"' * 300_000,
                                   b'{"max_tokens": 1e999, "messages": [{"role": "user", "content": "x"}]}'])
 def test_a_body_that_is_no_request_is_a_400(serve, data):
     with serve() as s:
