@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from moegg import kernels, registry
-from moegg.arch import ConfigReader, Part, Tensor
+from moegg.arch import Part, Tensor
 from moegg.converters.export_meta import Order, make_metadata
 from moegg.converters.source import SourceTensor, View, find_view
 from moegg.errors import FormatError, UnsupportedModel
@@ -116,7 +116,7 @@ def _damaged(container: Container, why: str = "") -> FormatError:
 
 def _find_pieces(container: Container, record: _Record) -> dict[str, list[_Piece]]:
     """GGUF tensor -> what it consists of, found as a conversion finds it."""
-    model = registry.find(arch=container.arch).describe(ConfigReader(container.config, where=f"{container.path.name}: config"))
+    model = registry.describe(container.arch, container.config, container.path)
     found: dict[str, list[_Piece]] = {}
 
     def add(item: Tensor | Part, info: TensorInfo | PartInfo | None, at: int, expert: int | None = None, n: int = 0) -> None:

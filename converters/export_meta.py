@@ -14,13 +14,12 @@ import numpy as np
 from moegg import registry
 from moegg.arch import ConfigReader, DeltaNet, Gqa, Mla, Model, Part, Rope, Src, Tensor
 from moegg.converters.export_keys import model_keys
-from moegg.converters.export_tokenizer import tokenizer_entries
+from moegg.converters.export_tokenizer import Entry, other, tokenizer_entries
 from moegg.converters.source import SourceTensor
-from moegg.errors import FormatError, MoeggError, UnsupportedModel
+from moegg.errors import FormatError, MoeggError
 from moegg.formats.container import Container
 
 CLOSE = 1e-6                    # of numbers that a GGUF rounds to f32
-Entry = tuple[str, str, Any]
 
 
 @dataclass(frozen=True)
@@ -42,14 +41,13 @@ class Made:
 
 def make_metadata(container: Container) -> Made:
     """Raises UnsupportedModel where GGUF would say something else."""
-    module = registry.find(arch=container.arch)
-    model = module.describe(ConfigReader(container.config))
+    module, model = registry.find(arch=container.arch), registry.describe(container.arch, container.config, container.path)
     names = module.NAMES.get("gguf", ())
     if not names or not hasattr(module, "gguf_config"):
-        raise _other(container, f"architecture {container.arch!r} has no GGUF names")
+        raise other(container, f"architecture {container.arch!r} has no GGUF names")
     made = next(filter(None, (_model(container, module, model, n) for n in ([names] if isinstance(names, str) else names))), None)
     if made is None:
-        raise _other(container, f"the metadata of a GGUF would describe another model than this {model.arch}")
+        raise other(container, f"the metadata of a GGUF would describe another model than this {model.arch}")
     try:
         return replace(made, metadata=made.metadata + tokenizer_entries(container, model.vocab, module.NAMES.get("gguf_tokenizer")))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as e:
@@ -57,10 +55,6 @@ def make_metadata(container: Container) -> Made:
             raise
         raise FormatError(f"{container.path}: section 'tokenizer': not a tokenizer: {type(e).__name__} {str(e):.60}",
                           "tokenizer-json") from None
-
-
-def _other(container: Container, what: str) -> UnsupportedModel:
-    return UnsupportedModel(f"{container.path}: {what}; expected a file made from a GGUF", "export-source")
 
 
 # --- model --------------------------------------------------------------------------------------------------------------
@@ -105,7 +99,7 @@ def _tensors(container: Container, model: Model) -> dict[str, SourceTensor]:
         fused = src.rows is not None and not src.stacked
         known = src.name and info is not None and src.stacked == (len(shape) > len(item.shape)) and not (src.name in out and not fused)
         if not known or src.transpose or src.turn or src.add:
-            raise _other(container, f"{container.arch!r} keeps {src.name or item.name!r} in another form than GGUF")
+            raise other(container, f"{container.arch!r} keeps {src.name or item.name!r} in another form than GGUF")
         if fused:
             before = out[src.name].shape[0] if src.name in out else 0
             shape = max(before, src.rows[1] * (src.groups or 1)), *shape[1:]

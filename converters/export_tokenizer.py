@@ -14,7 +14,7 @@ from moegg.formats.container import Container
 
 UNUSED, BYTE = 5, 6
 UNMERGED = -1e6                 # the score of tokens that no merge gives; f32 counts merges exactly
-Entry = tuple[str, str, Any]
+Entry = tuple[str, str, Any]    # key, type, value
 
 
 def tokenizer_entries(container: Container, vocab: int, kind: str | None = None) -> list[Entry]:
@@ -29,7 +29,7 @@ def tokenizer_entries(container: Container, vocab: int, kind: str | None = None)
     model = document.get("model") or {}
     pre, front = _pre_name(document), _front(document)
     if model.get("type") != "BPE" or (pre is None and front is None):
-        raise _other(container, "its tokenizer is no BPE that GGUF has a name for")
+        raise other(container, "its tokenizer is no BPE that GGUF has a name for")
     tokens, types = [f"[PAD{i}]" for i in range(vocab)], [UNUSED] * vocab
     for text, i in model["vocab"].items():
         tokens[i], types[i] = text, BYTE if pre is None and re.fullmatch("<0x[0-9A-F]{2}>", text) else NORMAL
@@ -63,11 +63,12 @@ def tokenizer_entries(container: Container, vocab: int, kind: str | None = None)
         out.append(("tokenizer.chat_template" if name == "default" else f"tokenizer.chat_template.{name}", "str", text))
     back = json.loads(tokenizer_from_gguf({k: v for k, _, v in out})[0])
     if pairs != [list(m) for m in back["model"]["merges"]]:
-        raise _other(container, "its tokenizer has merges that GGUF cannot spell")
+        raise other(container, "its tokenizer has merges that GGUF cannot spell")
     return out
 
 
-def _other(container: Container, what: str) -> UnsupportedModel:
+def other(container: Container, what: str) -> UnsupportedModel:
+    """The error of what GGUF cannot say."""
     return UnsupportedModel(f"{container.path}: {what}; expected a file made from a GGUF", "export-source")
 
 

@@ -10,6 +10,7 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ class HFSource:
             raise NotFound(f"{folder}: no config.json; expected a Hugging Face model folder or a GGUF file{_ggufs(folder)}", "source-config")
         self.config = _object(text, folder / "config.json")
         settings(self.config, str(folder))
-        self.module = _find_module(self.config)
+        self.module = _find_module(self.config, folder)
         self.stem, revision = _identity(folder)
         self.name = clean_name(self.stem)
         self._set = _open_weights(folder)
@@ -194,13 +195,13 @@ def _text(data: bytes, path: Path) -> str:
         raise FormatError(f"{path}: not valid UTF-8: {e.reason}", "source-file") from None
 
 
-def _find_module(config: dict[str, Any]):
+def _find_module(config: dict[str, Any], folder: Path) -> ModuleType:
     names = config.get("architectures")
     if isinstance(names, list) and names and isinstance(names[0], str):
         return registry.find(hf=names[0])
     if isinstance(config.get("model_type"), str):
         return registry.find(model_type=config["model_type"])
-    raise FormatError("config.json: missing key: got neither 'architectures' nor 'model_type'", "config-missing")
+    raise FormatError(f"{folder / 'config.json'}: missing key: got neither 'architectures' nor 'model_type'", "config-missing")
 
 
 def _open_weights(folder: Path) -> SafetensorsSet:

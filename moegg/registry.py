@@ -1,4 +1,4 @@
-"""Finds the module of an architecture: built-ins in moegg/models, and entry points of the group "moegg.models".
+"""Finds the module of an architecture, and what it describes: built-ins in moegg/models, and entry points of the group "moegg.models".
 
 An entry point's name is its architecture ("my-arch"), its value a module with the same names as a built-in
 (moegg/models/README.md). It is imported only when asked for: by name, or when no built-in knows a class name. Files never cause
@@ -11,11 +11,12 @@ import pkgutil
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from moegg import models
-from moegg.arch import Chat
+from moegg.arch import Chat, ConfigReader, Model
 from moegg.errors import FormatError, UnsupportedModel
 
 GROUP = "moegg.models"
@@ -99,6 +100,18 @@ def find_gguf(name: str, meta: Mapping[str, Any]) -> ModuleType:
                                    "arch-unsupported")
     owners = (m for m in _builtins().values() if name in _known(m, "gguf") and hasattr(m, "gguf_own"))
     return next((m for m in owners if m.gguf_own(meta)), None) or find(gguf=name)
+
+
+def describe(arch: str, config: Mapping[str, Any], path: Path) -> Model:
+    """What the stored config of the file at `path` describes. Raises UnsupportedModel for an unknown architecture, FormatError for a key
+    that it does not read: a model that means more than this version knows must not be taken for one that does not.
+    """
+    reader = ConfigReader(config, where=f"{path.name}: config")
+    model = find(arch=arch).describe(reader)
+    if unread := reader.unused():
+        raise FormatError(f"{path}: stored config: got key {unread[0]!r}, expected only keys that {arch} reads; the file was written by a newer "
+                          "moegg, or is damaged", "arch-mismatch")
+    return model
 
 
 def chats(arch: str) -> tuple[Chat, ...]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moegg import library, log, registry
-from moegg.arch import ConfigReader, Model
+from moegg.arch import Model
 from moegg.commands.options import nearest
 from moegg.commands.progress import bar
 from moegg.errors import BadRequest, FormatError, IOFailure, NotFound
@@ -103,15 +103,8 @@ def _starts_with(path: Path, magic: bytes) -> bool:
 
 
 def describe(container: Container) -> Model:
-    """The architecture's description of the stored config. Raises UnsupportedModel for an unknown architecture, FormatError for a
-    key that it does not read: a model that means more than this version knows must not run as if it did not.
-    """
-    config = ConfigReader(container.config, where=f"{container.path.name}: config")
-    model = registry.find(arch=container.arch).describe(config)
-    if unread := config.unused():
-        raise FormatError(f"{container.path}: stored config: got key {unread[0]!r}, expected only keys that {container.arch} reads; "
-                          "the file was written by a newer moegg, or is damaged", "arch-mismatch")
-    return model
+    """The architecture's description of the stored config. Raises UnsupportedModel, FormatError."""
+    return registry.describe(container.arch, container.config, container.path)
 
 
 def warn_beyond_training(model: Model, tokens: int, what: str) -> None:

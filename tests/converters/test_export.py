@@ -138,6 +138,16 @@ def test_a_checkpoint_that_gguf_would_change_is_refused(make_hf, moe, dense, tmp
         export(Container.open(plain.path), tmp_path / "b.gguf")
 
 
+@pytest.mark.parametrize("source", ["gguf", "hf"])
+def test_a_config_that_means_more_than_this_version_knows_is_not_exported(make, make_hf, moe, tmp_path, source):
+    """`run` refuses such a file; the GGUF would be another model."""
+    c = Container.open(convert(make("q8_0") if source == "gguf" else make_hf(moe), tmp_path / "m.moegg").path)
+    c.config["new_rule"] = 2
+    with pytest.raises(FormatError, match=r"stored config: got key 'new_rule', expected only keys that .* reads.*\[arch-mismatch\]"):
+        export(c, tmp_path / "back.gguf")
+    assert not (tmp_path / "back.gguf").exists()
+
+
 def test_existing_targets_are_refused(make, tmp_path):
     kept = convert(make("q8_0"), tmp_path / "b.moegg")
     (tmp_path / "b.gguf").write_bytes(b"mine")
