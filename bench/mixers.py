@@ -72,12 +72,12 @@ class Case:
 CASES = {
     "deltanet": Case("qwen3-next", QWEN, DeltaNet), "kda": Case("kimi-linear", KIMI, DeltaNet), "mamba": Case("jamba", JAMBA, Mamba),
     "shortconv": Case("lfm2-moe", LFM2, ShortConv), "lightning": Case("minimax", MINIMAX, Lightning),
-    "mla": Case("deepseek", DEEPSEEK, Mla), "mla-kimi": Case("kimi-linear", KIMI, Mla),
+    "mla": Case("deepseek", DEEPSEEK, Mla), "dsa": Case("deepseek-v32", DEEPSEEK | {"model_type": "deepseek_v32"}, Mla), "mla-kimi": Case("kimi-linear", KIMI, Mla),
     "sparse": Case("qwen4-exp", FLASH, Gqa), "ngram": Case("qwen4-exp", FLASH, DeltaNet, lambda layer: layer.ple is not None),
     "sinks": Case("gpt-oss", GPT_OSS, Gqa, lambda layer: not layer.attn.window),
     "sinks-window": Case("gpt-oss", GPT_OSS, Gqa, lambda layer: layer.attn.window > 0)}
 PRODUCTS = ("linear", "route", "moe")       # the layer's matrix products; those by head of latent attention are a line of their own
-PARTS = ("conv", "matrix", "scan", "latent", "heads", "rope_kv", "attention", "index", "sparse", "ngram", "ple")
+PARTS = ("conv", "matrix", "scan", "latent", "heads", "rope_kv", "attention", "index", "choose", "sparse", "ngram", "ple")
 SEED, STD, VOCAB = 1, 0.02, 4096
 
 
@@ -169,14 +169,16 @@ def floor(kind: str, layer: Any, first: int, tokens: int) -> tuple[float, float]
         return 12 * n, 20 * n * tokens
     if kind == "ngram":
         return tokens * len(a.ngram.moduli) * QUANTS["q8_0"].row_bytes(a.ngram.shards[0].shape[1], ROW_MAJOR), 0
-    if kind in ("attention", "sparse"):
+    if kind in ("attention", "choose", "sparse"):
         heads, key, value = a.kept
-        seen, index = [p + 1 - a.oldest(p) for p in positions], 0
+        seen = [p + 1 - a.oldest(p) for p in positions]
+        if kind == "choose":
+            x, scored = a.indexer, [n // a.indexer.ratio for n in seen if n > a.indexer.budget]
+            return (2 if x.ratio == 1 else 4) * x.dim * max(scored, default=0), x.n_head * x.dim * sum(scored)
         if x := a.indexer:
-            index = sum(x.n_head * x.dim * (n // x.ratio) for n in seen if n > x.budget)
             seen = [min(n, x.budget + n % x.ratio) for n in seen]
         reach = max(seen) if a.indexer else first + tokens - a.oldest(first)
-        return 2 * heads * (key + value) * reach + index / max(1, tokens), a.n_head * (key + a.value_dim) * sum(seen) + index
+        return 2 * heads * (key + value) * reach, a.n_head * (key + a.value_dim) * sum(seen)
     return 0, 0
 
 

@@ -161,8 +161,9 @@ def kv_positions(attn: Gqa | Mla, ctx: int, ubatch: int) -> int:
 def kv_bytes(attn: Gqa | Mla, ctx: int, ubatch: int, kv: str) -> int:
     """Bytes of one session's keys and values in one layer, and of its index keys."""
     (heads, key, value), n, x = attn.kept, kv_positions(attn, ctx, ubatch), attn.indexer
-    index = 4 * x.dim * (n + n // x.ratio + 16) if x else 0
-    return heads * n * (key + value) * (4 if kv == "f32" else 2) + index
+    size = 4 if kv == "f32" else 2
+    index = x.dim * (4 * (n + n // x.ratio + 16) if x.ratio > 1 else size * (n + 16)) if x else 0
+    return heads * n * (key + value) * size + index
 
 
 def state_bytes(block: Gqa | Mla | Mixer, ctx: int, ubatch: int, kv: str) -> int:
@@ -191,11 +192,12 @@ def scratch_bytes(model: Model, ctx: int, ubatch: int, n_threads: int) -> int:
     attn = [layer.attn for layer in model.layers if isinstance(layer.attn, Gqa)]
     moe = [layer.ffn for layer in model.layers if isinstance(layer.ffn, Moe)]
     mixed = [sum(t.shape[0] for t in walk(layer.attn) if len(t.shape) == 2) for layer in model.layers if not isinstance(layer.attn, (Gqa, Mla))]
-    mixed += [a.indexer.dim for a in attn if a.indexer] + [layer.ple.ngram.width for layer in model.layers if layer.ple]
     heads, latent = 0, [layer.attn for layer in model.layers if isinstance(layer.attn, Mla)]
+    both = [(a, x) for a in (*attn, *latent) if (x := a.indexer)]
+    mixed += [x.dim for _, x in both] + [layer.ple.ngram.width for layer in model.layers if layer.ple]
     mlps = [layer.ffn.shared if isinstance(layer.ffn, Moe) else layer.ffn for layer in model.layers]
     dense = max((m.up.shape[0] for m in mlps if m), default=0)
-    dense = max(dense, *(a.n_head * a.head_dim for a in attn if a.gate), *(a.indexer.n_head * a.indexer.dim for a in attn if a.indexer), 0)
+    dense = max(dense, *(a.n_head * a.head_dim for a in attn if a.gate), *(x.n_head * x.dim for _, x in both), 0)
     dense, wide = (max(dense, model.d * model.streams), model.d * model.streams) if model.streams > 1 else (dense, model.d)
     q, kv = (max((h * a.head_dim for h, a in heads), default=0) for heads in ([(a.n_head, a) for a in attn], [(a.n_kv_head, a) for a in attn]))
     q = max(q, model.d if moe else 0)
@@ -213,9 +215,18 @@ def scratch_bytes(model: Model, ctx: int, ubatch: int, n_threads: int) -> int:
         n += pairs * (4 * (2 * width + model.d) + _act(width) + 256) + ubatch * (8 * experts + 128) + 512 * experts
     part = 4 * (48 + max((a.value_dim for a in (*attn, *latent)), default=0))
     n += n_threads * QROWS * (4 * TILE + (1 + ITEMS) * part) + 4 * n_threads * QROWS * (ctx // CHUNK + 1) * part
-    n += n_threads * max((4 * (2 * (ctx // x.ratio + 17) + QROWS * (a.head_dim + 16) + (QROWS + 1) * (x.budget + x.ratio + 16))
-                          for a in attn if (x := a.indexer)), default=0)
+    if both:                                    # scores, sums and weights; what is seen; latent rows side by side
+        n += n_threads * max(4 * max(2 * (ctx // x.ratio + 17), 0 if isinstance(a, Mla) else QROWS * (a.head_dim + x.most + 32)) for a, x in both)
+        n += 4 * ubatch * (1 + max(x.most for _, x in both))
+        n += max(((x.most + TILE) * a.kept[1] * 4 + a.n_head * (x.most // CHUNK + 1) * part for a, x in both if isinstance(a, Mla)), default=0)
     return n + MAX_OUT * 4 * (model.vocab + 16) + len(model.layers) * 8192 + (1 << 16)
+
+
+def group_bytes(model: Model, ubatch: int) -> int:
+    """What one more group of a long prompt takes: its residual stream, and what its tokens see if layers share that."""
+    latent = [layer.attn for layer in model.layers if isinstance(layer.attn, Mla)]
+    shared = any(a.seen_from is not None for a in latent)
+    return ubatch * 4 * (model.d * model.streams + 15 + (1 + max(a.indexer.most for a in latent if a.indexer) if shared else 0))
 
 
 def rope_bytes(model: Model, ctx: int) -> int:
@@ -275,7 +286,7 @@ def _plan(model: Model, sizes: FileSizes, wanted: int | None, sessions: tuple[in
         state = k * session_bytes(model, n, s, kv)
 
         def split(groups: int) -> MemoryPlan:
-            residual = groups * s * 4 * (model.d * model.streams + 15) if groups > 1 else 0
+            residual = groups * group_bytes(model, s) if groups > 1 else 0
             p = MemoryPlan(n, k, s, groups, kv, budget, process, sizes.resident, state, rope_bytes(model, n),
                            scratch_bytes(model, n, s, n_threads) + residual, staging, 0, sizes.experts)
             free = sizes.experts if budget is None else budget - p.fixed

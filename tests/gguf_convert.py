@@ -17,13 +17,13 @@ ARCH = {"mistral": "llama", "internlm3": "llama", "mixtral": "llama", "qwen2_moe
         "gemma3_text": "gemma3",
         "gemma4_text": "gemma4", "glm": "chatglm", "glm4_moe": "glm4moe", "glm4_moe_lite": "deepseek2",
         "deepseek_v2": "deepseek2",
-        "deepseek_v3": "deepseek2", "gpt_oss": "gpt-oss", "lfm2_moe": "lfm2moe", "minimax_m2": "minimax-m2",
+        "deepseek_v3": "deepseek2", "deepseek_v32": "deepseek32", "glm_moe_dsa": "glm-dsa", "gpt_oss": "gpt-oss", "lfm2_moe": "lfm2moe", "minimax_m2": "minimax-m2",
         "ernie4_5_moe": "ernie4_5-moe",
         "hunyuan_v1_moe": "hunyuan-moe", "hunyuan_v1_dense": "hunyuan-dense", "kimi_linear": "kimi-linear", "llama4_text": "llama4", "qwen3_next": "qwen3next",
         "qwen3_5_moe": "qwen35moe",
         "qwen3_5_moe_text": "qwen35moe", "qwen3_5": "qwen35", "qwen3_5_text": "qwen35", "bailing_hybrid": "bailingmoe3",
         "ministral3": "mistral3", "olmo3": "olmo2", "solar_open": "glm4moe", "youtu": "deepseek2"}
-NAMED_LIKE = {"maple": "qwen3moe", "bailingmoe3": "kimi-linear"}         # llama.cpp knows them, the gguf package does not yet
+NAMED_LIKE = {"maple": "qwen3moe", "bailingmoe3": "kimi-linear", "deepseek32": "glm-dsa"}         # llama.cpp knows them, the gguf package does not yet
 PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "mistral3")
 PLUS_ONE = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 KDA = ("kimi-linear", "bailingmoe3")
@@ -205,7 +205,7 @@ def metadata(config, arch):
                            ("expert_group_used_count", get("topk_group"))):
             if value is not None:
                 out[key] = one(value) if key != "expert_weights_scale" else float(value)
-        if arch in ("deepseek2", "glm4moe", "dots1", "minimax-m2", "lfm2moe", *KDA):
+        if arch in ("deepseek2", "deepseek32", "glm-dsa", "glm4moe", "dots1", "minimax-m2", "lfm2moe", *KDA):
             out["expert_gating_func"] = 1 if config["model_type"] == "deepseek_v2" else 2
     return out | family(config, arch, out)
 
@@ -270,7 +270,7 @@ def family(config, arch, out):
                     "full_attention_interval": config.get("full_attention_interval", 4)}
             more |= {} if arch == "qwen35" else {"expert_shared_feed_forward_length": config["shared_expert_intermediate_size"]}
             return more | ({} if arch == "qwen3next" else {"rope.dimension_sections": [2, 1, 1, 0]})
-        case "deepseek2" | "kimi-linear" | "bailingmoe3":
+        case "deepseek2" | "deepseek32" | "glm-dsa" | "kimi-linear" | "bailingmoe3":
             rank, turned = config["kv_lora_rank"], config["qk_rope_head_dim"]
             more = {"attention.head_count_kv": 1, "attention.key_length": rank + turned, "attention.value_length": rank,
                     "attention.kv_lora_rank": rank,
@@ -279,6 +279,11 @@ def family(config, arch, out):
             more |= {"attention.q_lora_rank": config["q_lora_rank"]} if config.get("q_lora_rank") else {}
             more |= {} if "expert_count" in out else {"leading_dense_block_count": out["block_count"], "expert_shared_count": 0,
                                                       "expert_feed_forward_length": config["intermediate_size"]}
+            if arch in ("deepseek32", "glm-dsa"):
+                more |= {"attention.indexer.head_count": config["index_n_heads"], "attention.indexer.key_length": config["index_head_dim"],
+                         "attention.indexer.top_k": config["index_topk"]}
+            if "shared" in config.get("indexer_types", ()):
+                more["attention.indexer.types"] = [t == "full" for t in config["indexer_types"]]
             if arch == "kimi-linear":
                 own = config["linear_attn_config"]
                 more |= {"attention.head_count_kv": [int(i + 1 in own["full_attn_layers"]) for i in range(out["block_count"])],

@@ -3,6 +3,15 @@
 COMMON = {"bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "initializer_range": 0.02, "use_cache": True,
           "attention_dropout": 0.0, "torch_dtype": "bfloat16", "transformers_version": "4.51.0"}
 QWEN = COMMON | {"vocab_size": 151936, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "use_sliding_window": False}
+GLM5 = {
+    "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "attention_bias": False, "ep_size": 1, "first_k_dense_replace": 3,
+    "head_dim": 64, "hidden_size": 6144, "index_head_dim": 128, "index_n_heads": 32, "index_topk": 2048, "indexer_rope_interleave": True,
+    "intermediate_size": 12288, "kv_lora_rank": 512, "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 1,
+    "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 64, "num_experts_per_tok": 8,
+    "num_hidden_layers": 78, "num_key_value_heads": 64, "num_nextn_predict_layers": 1, "pretraining_tp": 1, "q_lora_rank": 2048,
+    "qk_head_dim": 256, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-5, "rope_interleave": True,
+    "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc",
+    "v_head_dim": 256, "vocab_size": 154880}
 RELEASED = {  # name: (arch, keys that matter, parameters as published)
     "Qwen3-30B-A3B": ("qwen3-moe", QWEN | {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "attention_bias": False, "decoder_sparse_step": 1,
@@ -57,6 +66,26 @@ RELEASED = {  # name: (arch, keys that matter, parameters as published)
             "original_max_position_embeddings": 4096, "type": "yarn"},
         "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False,
         "topk_group": 4, "topk_method": "noaux_tc", "v_head_dim": 128, "vocab_size": 129280}, 671026419200),
+    "DeepSeek-V3.2": ("deepseek-v32", COMMON | {
+        "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "attention_bias": False, "ep_size": 1,
+        "first_k_dense_replace": 3, "hidden_size": 7168, "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048,
+        "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840, "moe_intermediate_size": 2048,
+        "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True,
+        "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128,
+        "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6,
+        "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "scale_fmt": "ue8m0",
+                                "weight_block_size": [128, 128]},
+        "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+                         "original_max_position_embeddings": 4096, "type": "yarn"},
+        "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": False,
+        "topk_group": 4, "topk_method": "noaux_tc", "v_head_dim": 128, "vocab_size": 129280}, 671877944064),
+    "GLM-5": ("glm-moe-dsa", COMMON | GLM5 | {
+        "index_topk_freq": 1, "max_position_embeddings": 202752, "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"}}, 743911218432),
+    "GLM-5.2": ("glm-moe-dsa", COMMON | GLM5 | {
+        "head_dim": 192, "index_share_for_mtp_iteration": True, "index_skip_topk_offset": 3, "index_topk_freq": 4, "index_topk_pattern": None,
+        "indexer_types": ["full" if i < 3 or i % 4 == 2 else "shared" for i in range(78)], "max_position_embeddings": 1048576,
+        "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 75, "moe_router_dtype": "float32",
+        "rope_parameters": {"rope_theta": 8000000, "rope_type": "default"}}, 743377019904),
     "DeepSeek-V2-Lite": ("deepseek", COMMON | {
         "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "attention_bias": False, "aux_loss_alpha": 0.001,
         "first_k_dense_replace": 1, "hidden_size": 2048, "intermediate_size": 10944, "kv_lora_rank": 512,

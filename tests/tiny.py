@@ -120,6 +120,8 @@ def gguf_metadata(model, name):
                  "attention.key_length_mla": first.nope + first.rope_dim, "attention.value_length_mla": first.v_dim,
                  "attention.kv_lora_rank": first.rank}
         meta |= {"attention.q_lora_rank": first.q_down.shape[0]} if first.q_down else {}
+        if x := first.indexer:
+            meta |= {"attention.indexer.head_count": x.n_head, "attention.indexer.key_length": x.dim, "attention.indexer.top_k": x.budget}
         if "mscale_all_dim" in (scaling := dict(first.rope.scaling)):
             meta["rope.scaling.yarn_log_multiplier"] = 0.1 * scaling["mscale_all_dim"]
     else:

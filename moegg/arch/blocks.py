@@ -19,17 +19,25 @@ class Norm:
 @dataclass(frozen=True)
 class Indexer:
     """Chooses the keys that a query sees: blocks of `ratio` neighbours, of the complete ones the budget / ratio best (ties: lowest), and
-    the incomplete one. score = sum over heads of relu(iq . ik) / sqrt(dim); iq = rope(norm(q x)), ik = rope(norm(mean of k x)) at the
-    block's first position. q [n_head dim, D], k [dim, D]."""
+    the incomplete one. score = scale * sum over heads h of w_h relu(iq_h . ik), w = weights x, or 1; iq = rope(norm(q y)), ik =
+    rope(norm(mean of k x)) at the block's first position. y: x, or the short query of latent attention. q [n_head dim, D or that],
+    k [dim, D], weights [n_head, D]."""
     n_head: int
     dim: int
     budget: int
     ratio: int
+    scale: float
     q: Tensor
     k: Tensor
-    q_norm: Norm
+    q_norm: Norm | None
     k_norm: Norm
     rope: Rope
+    weights: Tensor | None = None
+
+    @property
+    def most(self) -> int:
+        """Keys that a query sees at most."""
+        return self.budget + self.ratio - 1
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from moegg.arch.blocks import Norm
+from moegg.arch.blocks import Indexer, Norm
 from moegg.arch.rope import Rope
 from moegg.arch.tensors import Tensor
 
@@ -16,7 +16,8 @@ class Mla:
     A head's query is [nope | rope_dim] of q x, or of q norm(q_down x). Its keys are [K c | kr] and its values V c, with its [nope, rank]
     and [v_dim, rank] parts K and V of DeepSeek's kv_b. Absorbed, which is the one form here: scores (K^T q_nope) . c + q_rope . kr, and V
     is applied to the sum of latents. k_up [H * rank, nope] is K^T by head, v_up [H * v_dim, rank] is V by head.
-    gate [H, D]: what head h gives times sigmoid((gate x)_h), before o.
+    gate [H, D]: what head h gives times sigmoid((gate x)_h), before o. indexer: chooses what queries see; seen_from: they see what the
+    indexer of that earlier layer chose.
     """
     n_head: int
     nope: int
@@ -37,8 +38,9 @@ class Mla:
     kv_bias: Tensor | None = None
     o_bias: Tensor | None = None
     gate: Tensor | None = None
+    indexer: Indexer | None = None
+    seen_from: int | None = None
     temperature: ClassVar[None] = None         # what only Gqa has
-    indexer: ClassVar[None] = None
     kv_from: ClassVar[None] = None
 
     def oldest(self, i: int) -> int:

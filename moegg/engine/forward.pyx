@@ -38,6 +38,8 @@ cdef class Executor:
     cdef readonly object program
     cdef readonly int ubatch, max_out, n_threads, groups
     cdef float *residual                # [groups, ubatch, ld of buffer 0]
+    cdef int32_t *seen                  # [ubatch, seen_ld], of each group if layers share it: group_seen apart
+    cdef int64_t group_seen
     cdef readonly int vocab, top_k
     cdef readonly Store store
     cdef const mg_kv *kv[256]           # of the pass: per session
@@ -60,7 +62,7 @@ cdef class Executor:
             self.store = store
             self.e.store, self.flag = self.store.ptr, &self.store.flag
         self.e.lookahead = lookahead
-        self.program, self.ubatch, self.max_out = program, ubatch, max_out
+        self.program, self.ubatch, self.max_out, self.groups = program, ubatch, max_out, groups
         self.arena = Arena()
         self.vocab = program.model.vocab
         self._buffers(program, ctx)
@@ -73,12 +75,9 @@ cdef class Executor:
         self.e.attn_scratch_floats = MG_QROWS * (MG_TILE + (1 + MG_ATTN_ITEMS) * part)
         self.e.attn_scratch = <float *>self.take(n_threads * self.e.attn_scratch_floats * 4)
         self.e.max_split_rows = 4 * n_threads * MG_QROWS
-        self.e.sparse_floats = max((2 * pad16(ctx // x.ratio + 1) + MG_QROWS * pad16(a.head_dim) + (MG_QROWS + 1) * pad16(x.budget + x.ratio)
-                                    for a in program.attn if (x := a.indexer)), default=0)
-        self.e.sparse_scratch = <float *>self.take(n_threads * self.e.sparse_floats * 4 + 64)
+        self._sparse(program, ctx, kv, n_threads, part)
         self.e.attn_parts = <float *>self.take(self.e.max_split_rows * (ctx // MG_CHUNK + 1) * part * 4)
         self.e.cancel = self.flag
-        self.groups = groups
         if groups > 1:
             self.residual = <float *>self.take(groups * ubatch * self.e.ld[0] * 4 + 64)
 
@@ -132,12 +131,29 @@ cdef class Executor:
         self.e.blocks = <int32_t *>self.take((S + 1) * 4)
         self.e.jobs = <mg_job *>self.take((max(2 * experts, heads) + 4) * _core.job_bytes())
 
+    def _sparse(self, program, int ctx, kv: str, int n_threads, int part):
+        """Scratch of indexers and of attention over what they choose. What layers share is kept for each group."""
+        both = [(a, x) for a in program.attn if (x := a.indexer)]
+        if not both:
+            return
+        self.e.sparse_floats = max(max(2 * pad16(ctx // x.ratio + 1), 0 if isinstance(a, Mla) else MG_QROWS * (pad16(a.head_dim) + pad16(
+            x.budget + x.ratio))) for a, x in both)
+        self.e.sparse_scratch = <float *>self.take(n_threads * self.e.sparse_floats * 4 + 64)
+        self.e.seen_ld = 1 + max(x.most for _, x in both)
+        shared = any(a.seen_from is not None for a in program.attn if isinstance(a, Mla))
+        self.seen = <int32_t *>self.take((self.groups if shared else 1) * self.ubatch * self.e.seen_ld * 4)
+        self.group_seen = self.ubatch * self.e.seen_ld if shared else 0
+        latent = [(a, x) for a, x in both if isinstance(a, Mla)]
+        if latent:
+            self.e.gathered = <uint8_t *>self.take(max((x.most + MG_TILE) * a.kept[1] for a, x in latent) * (4 if kv == "f32" else 2))
+            self.e.sparse_parts = <float *>self.take(max(a.n_head * (x.most // MG_CHUNK + 1) for a, x in latent) * part * 4)
+
     def _ops(self, program, weights: dict, moe: list, ctx: int, kv: str, records: dict):
         cdef mg_op *ops = <mg_op *>self.take(len(program.ops) * sizeof(mg_op))
         cdef mg_attn_layer *attn = <mg_attn_layer *>self.take((len(program.readers) + 1) * sizeof(mg_attn_layer))
         cdef mg_moe_layer *layers = <mg_moe_layer *>self.take((len(program.moe) + 1) * sizeof(mg_moe_layer))
         cdef mg_mixer_layer *mixers = <mg_mixer_layer *>self.take((len(program.mixers) + 1) * sizeof(mg_mixer_layer))
-        indexed = [i for i, (a, _) in enumerate(program.readers) if a.indexer]
+        indexed = [j for j, (a, _) in enumerate(program.readers) if a.indexer]
         cdef mg_indexer *indexers = <mg_indexer *>self.take((len(indexed) + 1) * sizeof(mg_indexer))
         cdef mg_ngram *ngrams = <mg_ngram *>self.take((len(program.ngrams) + 1) * sizeof(mg_ngram))
         cdef mg_rope *ropes = <mg_rope *>self.take((len(program.ropes) + 1) * sizeof(mg_rope))
@@ -157,7 +173,7 @@ cdef class Executor:
         for i, m in enumerate(program.moe):
             fill_moe(self.arena, &layers[i], m, i, weights, moe[i])
         for i, j in enumerate(indexed):
-            fill_indexer(&indexers[i], program.readers[j][0].indexer, i, weights, ctx)
+            fill_indexer(&indexers[i], program.readers[j][0].indexer, i, weights, kv, ctx)
             indexers[i].rope = &ropes[program.ropes.index(program.readers[j][0].indexer.rope)]
         for i, m in enumerate(program.ngrams):
             fill_ngram(self.arena, &ngrams[i], m, weights)
@@ -168,8 +184,8 @@ cdef class Executor:
             ops[i].record = records.get(op.layer, (-1, 0))[0]
             if op.attn_index >= 0:
                 ops[i].attn = &attn[op.attn_index]
-                if op.attn_index in indexed:
-                    ops[i].indexer = &indexers[indexed.index(op.attn_index)]
+            if op.index_of >= 0:
+                ops[i].indexer = &indexers[indexed.index(op.index_of)]
             if op.ple is not None:
                 ops[i].ngram = &ngrams[program.ngrams.index(op.ple)]
             if op.moe_index >= 0:
@@ -213,6 +229,7 @@ cdef class Executor:
         self._states(states, seq_len)
         self._remember(states, tokens, pos, seq)
         self._tokens(tokens, pos, seq, out_row, logits)
+        self.e.seen = self.seen
         if capture is not None:
             ci, cw = capture
             self.e.capture_idx, self.e.capture_w = &ci[0, 0, 0], &cw[0, 0, 0]
@@ -241,6 +258,7 @@ cdef class Executor:
             for g in range(n):
                 part = slice(g * S, min((g + 1) * S, T))
                 self._tokens(tokens[part], pos[part], seq[part], out_rows[g], logits[at:])
+                self.e.seen = self.seen + g * self.group_seen
                 at += len(out_rows[g])
                 with nogil:
                     status = _core.exec_part(&self.e, first, end, self.residual + g * size, g + 1 < n)

@@ -9,6 +9,7 @@ from typing import Any
 from moegg.arch import (
     DeltaNet,
     Gqa,
+    Indexer,
     Lightning,
     LowRank,
     Mamba,
@@ -59,6 +60,7 @@ class Op:
     keep: float = 1.0
     streams: int = 1
     attn_index: int = -1
+    index_of: int = -1
     moe: Moe | None = None
     moe_index: int = -1
     mixer_index: int = -1
@@ -79,6 +81,7 @@ class Program:
     lookahead: bool = False
     readers: list[tuple[Gqa | Mla, int]] = field(default_factory=list)
     kv_of: dict[int, int] = field(default_factory=dict)         # layer -> index in attn
+    reader_of: dict[int, int] = field(default_factory=dict)     # layer -> index in readers
     moe: list[Moe] = field(default_factory=list)
     mixers: list[tuple[Mixer | Ple, dict[str, int]]] = field(default_factory=list)
 
@@ -101,6 +104,13 @@ class Program:
         self.add("linear", layer=layer, src=src, linears=tuple(Linear(w, None, dst) for w, dst in products))
         for w, dst in products:
             self.widen(w.shape[0], dst)
+
+    def choose(self, layer: int, x: Indexer, src: int, short: int) -> None:
+        """What the queries of a layer see: its index keys are kept, then blocks chosen. short: the buffer that index queries come from."""
+        self.project(layer, src, (x.k, BETA), *([(x.weights, ATT)] if x.weights else []))
+        self.project(layer, short, (x.q, UP))
+        self.add("index", layer=layer, src=UP, src2=BETA, index_of=self.reader_of[layer])
+        self.add("choose", layer=layer, src=UP, src3=ATT, index_of=self.reader_of[layer])
 
     def read(self, layer: int, s: Streams) -> None:
         """What a block reads of the streams, into XN; the factors of its output into INJECT."""
@@ -209,16 +219,15 @@ def _gqa(p: Program, i: int, a: Gqa, x: int) -> None:
     if a.kv_from is None:
         p.kv_of[i] = len(p.attn)
         p.attn.append(a)
-    index, wide = len(p.readers), a.n_head * a.head_dim
+    index, wide = p.reader_of.setdefault(i, len(p.readers)), a.n_head * a.head_dim
     p.readers.append((a, p.kv_of[i if a.kv_from is None else a.kv_from]))
     p.widen(wide, Q, ATT)
     p.widen(a.n_kv_head * a.head_dim, K, V)
     p.add("linear", layer=i, src=x, linears=tuple(own))
     p.add("rope_kv", layer=i, src=Q, src2=K, src3=V, attn_index=index)
     if a.indexer:
-        p.project(i, x, (a.indexer.q, UP), (a.indexer.k, BETA))
-        p.add("index", layer=i, src=UP, src2=BETA, attn_index=index)
-        p.add("sparse", layer=i, src=Q, src2=UP, dst=ATT, attn_index=index)
+        p.choose(i, a.indexer, x, x)
+        p.add("sparse", layer=i, src=Q, dst=ATT, attn_index=index, index_of=index)
     else:
         p.add("attention", layer=i, src=Q, dst=ATT, attn_index=index)
     if a.gate:
@@ -229,7 +238,7 @@ def _gqa(p: Program, i: int, a: Gqa, x: int) -> None:
 
 
 def _mla(p: Program, i: int, a: Mla, x: int) -> None:
-    """Queries to latents by head, attention over the rows that are kept, the sums back to values by head, and their gate."""
+    """Queries to latents by head, attention over the rows that are kept, or were chosen, the sums back to values by head, and their gate."""
     h, head, row = a.n_head, a.nope + a.rope_dim, a.kept[1]
     down = Linear(a.q_down, a.q_down_bias, V) if a.q_down else Linear(a.q, None, Q)
     p.add("linear", layer=i, src=x, linears=(down, Linear(a.kv, a.kv_bias, K), *([Linear(a.gate, None, GATE)] if a.gate else [])))
@@ -237,9 +246,13 @@ def _mla(p: Program, i: int, a: Mla, x: int) -> None:
         p.widen(a.q_down.shape[0], V)
         p.add("norm", layer=i, src=V, dst=V, norm=a.q_norm, n=a.q_down.shape[0])
         p.add("linear", layer=i, src=V, linears=(Linear(a.q, None, Q),))
-    p.add("latent", layer=i, src=Q, src2=K, dst=LAT, attn_index=len(p.readers))
+    index = p.reader_of.setdefault(i, len(p.readers))
+    chooser = index if a.indexer else -1 if a.seen_from is None else p.reader_of[a.seen_from]
+    if a.indexer:
+        p.choose(i, a.indexer, x, V)
+    p.add("latent", layer=i, src=Q, src2=K, dst=LAT, attn_index=index)
     p.add("heads", layer=i, src=Q, dst=LAT, linears=(Linear(a.k_up, None, LAT),), heads=h, head_src=head, head_dst=row)
-    p.add("attention", layer=i, src=LAT, dst=ATT, attn_index=len(p.readers))
+    p.add("attention" if chooser < 0 else "sparse", layer=i, src=LAT, dst=ATT, attn_index=index, index_of=chooser)
     p.add("heads", layer=i, src=ATT, dst=Q, linears=(Linear(a.v_up, None, Q),), heads=h, head_src=a.rank, head_dst=a.v_dim)
     if a.gate:
         p.widen(h, GATE)

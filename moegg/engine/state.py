@@ -66,8 +66,10 @@ class SessionState:
         self.marks = [-1] * MARKS
         self.mark_at = self._mark = self._prompt_end = -1    # of the pass that runs, of its call; where the last marked call ended
         self.mark_slot = 0
-        # of indexers: raw keys by position, and keys of complete blocks [blocks / 16, dim, 16]
-        self._index = [(zeros((cap, a.indexer.dim), np.float32), zeros((-(-cap // a.indexer.ratio // BLOCK), BLOCK * a.indexer.dim), np.float32))
+        # of indexers: raw keys by position and those of complete blocks [blocks / 16, dim, 16]; a block of one token needs no raw key,
+        # and its key is kept as keys are
+        self._index = [(zeros((cap if a.indexer.ratio > 1 else 0, a.indexer.dim), np.float32),
+                        zeros((-(-cap // a.indexer.ratio // BLOCK), BLOCK * a.indexer.dim), np.float32 if a.indexer.ratio > 1 else dtype))
                        for a, cap in zip(attn, self.capacity, strict=True) if a.indexer]
         self.index = np.array([[k.ctypes.data, b.ctypes.data] for k, b in self._index], np.uintp)      # mg_index [layers]
         self.ids = np.zeros(ctx if any(isinstance(m, Ple) for m in mixers) else 0, np.int32)           # by position, for n-grams

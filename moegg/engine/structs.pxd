@@ -5,7 +5,7 @@ cdef int fill_op(mg_op *m, op, dict weights) except -1
 cdef int fill_rope(arena, mg_rope *r, rope, int ctx) except -1
 cdef int fill_latent(mg_attn_layer *l, a, int index, dict weights, kv, int ctx, int ubatch) except -1
 cdef int fill_attn(mg_attn_layer *l, a, int index, dict weights, kv, int ctx, int ubatch) except -1
-cdef int fill_indexer(mg_indexer *x, i, int index, dict weights, int ctx) except -1
+cdef int fill_indexer(mg_indexer *x, i, int index, dict weights, kv, int ctx) except -1
 cdef int fill_ngram(arena, mg_ngram *g, m, dict weights) except -1
 cdef int fill_mixer(arena, mg_mixer_layer *l, m, int index, dict weights, dict buffers) except -1
 cdef const float *temperature(arena, tuple table, int ctx) except NULL

@@ -23,7 +23,7 @@ _KINDS = {"embed": MG_OP_EMBED, "norm": MG_OP_NORM, "linear": MG_OP_LINEAR, "rop
           "moe": MG_OP_MOE, "head": MG_OP_HEAD, "lookahead": MG_OP_LOOKAHEAD, "act": MG_OP_ACT, "heads": MG_OP_HEADS, "latent": MG_OP_LATENT,
           "gate_heads": MG_OP_GATE_HEADS, "conv": MG_OP_CONV, "matrix": MG_OP_MATRIX,
           "scan": MG_OP_SCAN, "repeat": MG_OP_REPEAT, "grouped_norm": MG_OP_GROUPED_NORM, "squash": MG_OP_SQUASH, "mix": MG_OP_MIX,
-          "inject": MG_OP_INJECT, "ngram": MG_OP_NGRAM, "ple": MG_OP_PLE, "index": MG_OP_INDEX, "sparse": MG_OP_SPARSE}
+          "inject": MG_OP_INJECT, "ngram": MG_OP_NGRAM, "ple": MG_OP_PLE, "index": MG_OP_INDEX, "choose": MG_OP_CHOOSE, "sparse": MG_OP_SPARSE}
 _ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH, "sigmoid": MG_SIGMOID, "swiglu_oai": MG_SWIGLU_OAI, "silu_cut": MG_SILU_CUT}
 _NORMS = {"rms": MG_NORM_RMS, "layer": MG_NORM_LAYER}
 _SCORES = {"softmax": MG_SCORE_SOFTMAX, "sigmoid": MG_SCORE_SIGMOID, "sparsemixer": MG_SCORE_SPARSEMIXER}
@@ -163,9 +163,11 @@ cdef const float *temperature(arena, tuple table, int ctx) except NULL:
     return <const float *><uintptr_t>arena.keep(factors)
 
 
-cdef int fill_indexer(mg_indexer *x, i, int index, dict weights, int ctx) except -1:
+cdef int fill_indexer(mg_indexer *x, i, int index, dict weights, kv, int ctx) except -1:
     x.index, x.n_head, x.dim, x.budget, x.ratio = index, i.n_head, i.dim, i.budget, i.ratio
-    x.q_norm, x.k_norm, x.eps, x.scale = vector(weights, i.q_norm.weight), vector(weights, i.k_norm.weight), i.q_norm.eps, i.dim ** -0.5
+    x.weighed, x.f32, x.scale = i.weights is not None, i.ratio > 1 or kv == "f32", i.scale
+    fill_norm(&x.q_norm, i.q_norm, weights)
+    fill_norm(&x.k_norm, i.k_norm, weights)
     x.max_blocks = pad16(ctx // i.ratio + 1)
 
 

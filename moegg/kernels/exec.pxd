@@ -41,6 +41,7 @@ cdef extern from "exec.h" nogil:
         MG_OP_NGRAM
         MG_OP_PLE
         MG_OP_INDEX
+        MG_OP_CHOOSE
         MG_OP_SPARSE
         MG_NGRAM_MAX
         MG_OP_ACT
@@ -133,10 +134,9 @@ cdef extern from "exec.h" nogil:
         const float *d
         int32_t states, b, c, dt
     ctypedef struct mg_indexer:
-        int32_t index, n_head, dim, budget, ratio
-        const float *q_norm
-        const float *k_norm
-        float eps, scale
+        int32_t index, n_head, dim, budget, ratio, weighed, f32
+        mg_norm q_norm, k_norm
+        float scale
         const mg_rope *rope
         int64_t max_blocks
     ctypedef struct mg_ngram:
@@ -163,7 +163,7 @@ cdef extern from "exec.h" nogil:
         const mg_ngram *ngram
     ctypedef struct mg_index:
         float *raw
-        float *blocks
+        void *blocks
     ctypedef struct mg_kv:
         void *k
         void *v
@@ -187,6 +187,10 @@ cdef extern from "exec.h" nogil:
         int32_t max_split_rows
         float *sparse_scratch
         int64_t sparse_floats
+        int32_t *seen
+        int64_t seen_ld
+        uint8_t *gathered
+        float *sparse_parts
         int32_t *blocks
         mg_job *jobs
         float *pair_gate

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from moegg.arch import ConfigReader, Mla, Norm, Rope, Src, Tensor
+from moegg.arch import ConfigReader, Mla, Model, Norm, Rope, Src, Tensor
 from moegg.models._decoder import HEAD_MAX, SIZE_MAX, Decoder, gguf_decoder
 
 NORM_EPS = 1e-6
@@ -82,3 +82,20 @@ def gguf_latent(meta: Mapping[str, Any]) -> tuple[dict[str, Any], ConfigReader]:
     del config["head_dim"]
     return config | {"q_lora_rank": g.int("attention.q_lora_rank", default=None), "kv_lora_rank": rank, "qk_rope_head_dim": turned,
                      "qk_nope_head_dim": head - turned, "v_head_dim": v_dim}, g
+
+
+def gguf_yarn_config(config: dict[str, Any], g: ConfigReader) -> dict[str, Any]:
+    """The config with DeepSeek's yarn, where cos and sin stay as they are and scores get the factor."""
+    if config.get("rope_scaling", {}).get("rope_type") != "yarn":
+        return config
+    m = 10 * g.float("rope.scaling.yarn_log_multiplier", default=0.0)
+    return config | {"rope_scaling": config["rope_scaling"] | ({"mscale": m, "mscale_all_dim": m} if m else {})}
+
+
+def gguf_yarn_keys(model: Model) -> dict[str, Any]:
+    """The way back."""
+    scaling = dict(model.layers[0].attn.rope.scaling)
+    if scaling.get("rope_type") != "yarn":
+        return {}
+    m = scaling["mscale_all_dim"]
+    return {"rope.scaling.attn_factor": None, "rope.scaling.yarn_log_multiplier": 0.1 * m if m else None}

@@ -10,7 +10,7 @@ from typing import Any
 from moegg.arch import Chat, ConfigReader, Layer, Model, read_rope
 from moegg.models._chat import KIMI, THINK
 from moegg.models._decoder import IGNORED, ROPE_TENSORS
-from moegg.models._mla import Latent, gguf_latent
+from moegg.models._mla import Latent, gguf_latent, gguf_yarn_config, gguf_yarn_keys
 from moegg.models._moe import MoeDecoder, gguf_deepseek_moe, gguf_norm_keys
 
 NAMES = {"arch": "deepseek", "hf": ("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM"),
@@ -66,16 +66,9 @@ def tiny() -> dict[str, Any]:
 def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
     config, g = gguf_latent(meta)
     sigmoid = g.expect("expert_gating_func", 0, 1, 2) == 2
-    if config.get("rope_scaling", {}).get("rope_type") == "yarn":       # cos and sin stay as they are, scores get the factor
-        m = 10 * g.float("rope.scaling.yarn_log_multiplier", default=0.0)
-        config["rope_scaling"] |= {"mscale": m, "mscale_all_dim": m} if m else {}
     kind = {"model_type": "deepseek_v3"} if sigmoid else {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"}
-    return config | gguf_deepseek_moe(meta, g) | kind
+    return gguf_yarn_config(config, g) | gguf_deepseek_moe(meta, g) | kind
 
 
 def gguf_keys(model: Model) -> dict[str, Any]:
-    scaling = dict(model.layers[0].attn.rope.scaling)
-    if scaling.get("rope_type") != "yarn":
-        return gguf_norm_keys(model)
-    m = scaling["mscale_all_dim"]
-    return gguf_norm_keys(model) | {"rope.scaling.attn_factor": None, "rope.scaling.yarn_log_multiplier": 0.1 * m if m else None}
+    return gguf_norm_keys(model) | gguf_yarn_keys(model)

@@ -110,7 +110,7 @@ def _indexer(m: _Exp, i: int, rope, *, n_head: int, dim: int, budget: int, ratio
     q_norm, k_norm = (Norm(m.find(f"{at}{x}_norm", (dim,), "norm", f"{hf}.{x}_layernorm.weight", add=1.0), m.eps) for x in "qk")
     if rope.dim > dim:
         raise m.cfg.wrong("indexer_head_dim", f"rope turns {rope.dim} dimensions")
-    return Indexer(n_head, dim, budget, ratio, q, k, q_norm, k_norm, rope)
+    return Indexer(n_head, dim, budget, ratio, dim ** -0.5, q, k, q_norm, k_norm, rope)
 
 
 def _ple(m: _Exp, text: ConfigReader, i: int, n: int, which: int) -> Ple:

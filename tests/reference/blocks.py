@@ -69,6 +69,11 @@ def attention(q, k, v, scale, window=0, softcap=0.0, chunk=0, sinks=None, seen=N
     return np.einsum("grts,sgd->tgrd", p, v).reshape(t, -1)
 
 
+def index_scores(q, k, w, scale):
+    """q [T, H, Dh], k [N, Dh], w [T, H] -> scale * sum over heads of w * relu(q . k), [T, N]."""
+    return F32(scale) * np.einsum("thn,th->tn", np.maximum(np.einsum("thd,nd->thn", q, k), 0), w)
+
+
 def gate_heads(y, g):
     """y [T, H * Dv], what each head gave, times sigmoid(g), g [T, H]."""
     return (y.reshape(*g.shape, -1) * sigmoid(g)[..., None]).reshape(y.shape)

@@ -12,13 +12,14 @@ F32 = np.float32
 @dataclass
 class State:
     """Keys (before rope) and values [S, G, Dh] per layer, the states of mixers and the raw keys of indexers, of `n` positions evaluated so
-    far; their token ids, and the past of each n-gram convolution."""
+    far; their token ids, the past of each n-gram convolution, and what the indexers let the last call's positions see [T, S]."""
     n: int = 0
     kv: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     mixers: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     past: dict[int, np.ndarray] = field(default_factory=dict)
     ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     index: dict[int, np.ndarray] = field(default_factory=dict)
+    seen: dict[int, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass
@@ -181,7 +182,8 @@ def _latent(a, weights, x, number, state, total):
     k = np.einsum("hrn,sr->shn", w["k_up"].reshape(a.n_head, a.rank, a.nope), c)
     v = np.einsum("hvr,sr->shv", w["v_up"].reshape(a.n_head, a.v_dim, a.rank), c)
     k = np.concatenate([k, np.broadcast_to(kr, (total, a.n_head, a.rope_dim))], -1)
-    y = blocks.attention(np.concatenate([q[..., :a.nope], qr], -1), k, v, a.scale)
+    seen = _seen(a.indexer, weights, x, short, number, state, total) if a.indexer else state.seen.get(a.seen_from)
+    y = blocks.attention(np.concatenate([q[..., :a.nope], qr], -1), k, v, a.scale, seen=seen)
     if a.gate:
         y = blocks.gate_heads(y, _linear(x, weights, a.gate, None))
     return _linear(y, weights, a.o, a.o_bias)
@@ -209,26 +211,28 @@ def _attention(a, weights, x, number, state, total):
         q, k = _qk_norm(a.q_norm, weights, q), _qk_norm(a.k_norm, weights, k)
     if a.temperature:
         q = q * blocks.temperature(here, *a.temperature)[:, None, None]
-    seen = _seen(a.indexer, weights, x, number, state, total) if a.indexer else None
+    seen = _seen(a.indexer, weights, x, x, number, state, total) if a.indexer else None
     y = blocks.attention(q, k, v, a.scale, a.window, a.softcap, a.chunk, weights[a.sinks.name] if a.sinks else None, seen)
     if a.gate:
         y = y * blocks.act("sigmoid", _linear(x, weights, a.gate, None))
     return _linear(y, weights, a.o, a.o_bias)
 
 
-def _seen(x, weights, h, number, state, total):
-    """The keys that each of the last positions may see by its indexer, [T, S]."""
+def _seen(x, weights, h, short, number, state, total):
+    """The keys that each of the last positions may see by its indexer, [T, S]. h, short [T, ...]: what keys and queries are made of."""
     first = total - len(h)
     raw = _linear(h, weights, x.k, None)
     raw = state.index[number] = np.concatenate([state.index[number], raw]) if number in state.index else raw
     inv, factor = next((inv, factor) for limit, inv, factor in x.rope.regimes() if total <= limit)
-    q = _norm(x.q_norm, weights, _linear(h, weights, x.q, None).reshape(len(h), -1, x.dim))
+    q = _norm(x.q_norm, weights, _linear(short, weights, x.q, None).reshape(len(h), -1, x.dim))
     q = blocks.rope(q, np.arange(first, total), inv, factor, x.rope.interleaved)
     n = total // x.ratio
     keys = _norm(x.k_norm, weights, raw[:n * x.ratio].reshape(n, x.ratio, x.dim).mean(1))[:, None]
     keys = blocks.rope(keys, np.arange(n) * x.ratio, inv, factor, x.rope.interleaved)[:, 0]
-    scores = np.maximum(np.einsum("thd,nd->thn", q, keys), 0).sum(1) / F32(np.sqrt(x.dim))
+    heads = _linear(h, weights, x.weights, None) if x.weights else np.ones((len(h), x.n_head), F32)
+    scores = blocks.index_scores(q, keys, heads, x.scale)
     out = np.zeros((len(h), total), bool)
     for i in range(len(h)):
         out[i, :first + i + 1] = streams.chosen(scores[i], first + i, x.budget, x.ratio)
+    state.seen[number] = out
     return out

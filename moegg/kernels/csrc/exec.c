@@ -26,6 +26,7 @@ static int run_op(mg_exec *e, const mg_op *op) {
     case MG_OP_MATRIX: mg_op_matrix(e, op); break;
     case MG_OP_SCAN: mg_op_scan(e, op); break;
     case MG_OP_INDEX: mg_op_index(e, op); break;
+    case MG_OP_CHOOSE: mg_op_choose(e, op); break;
     case MG_OP_SPARSE: mg_op_sparse(e, op); break;
     case MG_OP_REPEAT: case MG_OP_GROUPED_NORM: case MG_OP_SQUASH: case MG_OP_MIX: case MG_OP_INJECT: case MG_OP_NGRAM: case MG_OP_PLE:
         mg_op_streams(e, op);

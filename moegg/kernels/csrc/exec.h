@@ -73,11 +73,13 @@ typedef struct {
     const int32_t *slot;                        /* expert id -> slot */
 } mg_moe_layer;
 
-/* Scores blocks of keys for sparse attention; keeps raw keys [ctx][dim] and those of complete blocks [blocks / 16][dim][16]. */
+/* Scores blocks of keys for sparse attention; keeps raw keys [ctx][dim], unless ratio is 1, and those of complete blocks
+ * [blocks / 16][dim][16]. */
 typedef struct {
     int32_t index, n_head, dim, budget, ratio;  /* index: which of a session's index entries */
-    const float *q_norm, *k_norm;
-    float eps, scale;
+    int32_t weighed, f32;                       /* heads count as src3 says; what complete blocks are kept in */
+    mg_norm q_norm, k_norm;
+    float scale;
     const mg_rope *rope;
     int64_t max_blocks;
 } mg_indexer;
@@ -96,7 +98,7 @@ typedef struct {
 
 enum { MG_OP_EMBED, MG_OP_NORM, MG_OP_LINEAR, MG_OP_ROPE_KV, MG_OP_ATTENTION, MG_OP_ADD, MG_OP_GLU, MG_OP_ROUTE, MG_OP_MOE, MG_OP_HEAD,
        MG_OP_LOOKAHEAD, MG_OP_ACT, MG_OP_CONV, MG_OP_MATRIX, MG_OP_SCAN, MG_OP_GATE, MG_OP_SCALE, MG_OP_PER_LAYER,
-       MG_OP_REPEAT, MG_OP_GROUPED_NORM, MG_OP_SQUASH, MG_OP_MIX, MG_OP_INJECT, MG_OP_NGRAM, MG_OP_PLE, MG_OP_INDEX, MG_OP_SPARSE,
+       MG_OP_REPEAT, MG_OP_GROUPED_NORM, MG_OP_SQUASH, MG_OP_MIX, MG_OP_INJECT, MG_OP_NGRAM, MG_OP_PLE, MG_OP_INDEX, MG_OP_CHOOSE, MG_OP_SPARSE,
        MG_OP_HEADS, MG_OP_LATENT, MG_OP_GATE_HEADS };
 
 typedef struct {
@@ -126,7 +128,7 @@ typedef struct {
 #define MG_ATTN_ITEMS 16     /* attention items that share one walk over the keys */
 
 typedef struct { void *k, *v; } mg_kv;          /* one session, one attention layer */
-typedef struct { float *raw, *blocks; } mg_index;
+typedef struct { float *raw; void *blocks; } mg_index;
 
 typedef struct {
     /* set up once */
@@ -142,8 +144,12 @@ typedef struct {
     int64_t attn_scratch_floats;
     float *attn_parts;       /* [max_split_rows, chunks of the longest context] partial results of a split context */
     int32_t max_split_rows;
-    float *sparse_scratch;   /* one per worker: block scores, sums and weights of MG_QROWS heads, positions */
+    float *sparse_scratch;   /* one per worker: block scores, or sums and weights of MG_QROWS heads */
     int64_t sparse_floats;
+    int32_t *seen;           /* [max_tokens][seen_ld] of MG_OP_CHOOSE: how many positions a row sees, then these, ascending */
+    int64_t seen_ld;
+    uint8_t *gathered;       /* the latent rows that one row sees */
+    float *sparse_parts;     /* [heads][chunks] partial results of one row */
     int32_t *blocks;         /* [max_tokens + 1] attention blocks */
     struct mg_job *jobs;     /* [2 * max_experts + 4] */
     float *pair_gate, *pair_up, *pair_out;      /* [max_pairs, pad16(width)] x 2, [max_pairs, ld of the residual] */

@@ -73,8 +73,8 @@ typedef struct {
     void (*softplus)(float *x, int64_t n);
     void (*gate)(int silu, const float *g, float *x, int64_t n);               /* x *= silu(g) or sigmoid(g) */
     float (*dot)(const float *x, const float *y, int64_t n);
-    /* out[j] = scale * sum over heads of relu(q[h] . keys[j]), j < n. q [heads][dim]; keys [n / 16][dim][16]. */
-    void (*index_scores)(const float *q, int heads, int64_t dim, const float *keys, int64_t n, float scale, float *out);
+    /* out[j] = scale * sum over heads of w[h] relu(q[h] . keys[j]), j < n; w NULL: 1. q [heads][dim]; keys [n / 16][dim][16], f16 or f32. */
+    void (*index_scores)(const float *q, const float *w, int heads, int64_t dim, const void *keys, int f32, int64_t n, float scale, float *out);
     void (*sparse)(int heads, const mg_sparse_rows *t);
 } mg_mixer_table;
 

@@ -234,26 +234,39 @@ VF_TARGET static float mixer_dot(const float *x, const float *y, int64_t n) {
 
 /* --- sparse attention ------------------------------------------------------------------------------------------------------- */
 
-/* sum += relu(q[h] . keys) of H heads, in their order. */
-VF_FN vf index_heads(const int H, const float *q, int64_t dim, const float *keys, vf sum) {
-    vf a[4];
+/* Index heads that share what is loaded. */
+#if defined(VF_AVX512)
+enum { INDEX_HEADS = 8 };
+#else
+enum { INDEX_HEADS = 4 };
+#endif
+
+/* sum += w[h] relu(q[h] . keys) of H heads, in their order. */
+VF_FN vf index_heads(const int H, const int f32, const float *q, const float *w, int64_t dim, const void *keys, int64_t at, vf sum) {
+    vf a[INDEX_HEADS];
     for (int h = 0; h < H; h++) a[h] = vf_set1(0);
     for (int64_t d = 0; d < dim; d++) {
-        const vf k = vf_load(keys + d * 16);
+        const vf k = load_kv(keys, at + d * 16, f32);
         for (int h = 0; h < H; h++) a[h] = vf_fma(vf_set1(q[h * dim + d]), k, a[h]);
     }
-    for (int h = 0; h < H; h++) sum = vf_add(sum, vf_max(a[h], vf_set1(0)));
+    for (int h = 0; h < H; h++) sum = vf_fma(vf_set1(w ? w[h] : 1.0f), vf_max(a[h], vf_set1(0)), sum);
     return sum;
 }
 
-VF_TARGET static void mixer_index_scores(const float *q, int heads, int64_t dim, const float *keys, int64_t n, float scale, float *out) {
-    for (int64_t b = 0; b < n; b += 16, keys += dim * 16) {
+VF_FN void index_rows(const int f32, const float *q, const float *w, int heads, int64_t dim, const void *keys, int64_t n, float scale, float *out) {
+    for (int64_t b = 0; b < n; b += 16) {
         vf sum = vf_set1(0);
         int h = 0;
-        for (; h + 4 <= heads; h += 4) sum = index_heads(4, q + h * dim, dim, keys, sum);
-        for (; h < heads; h++) sum = index_heads(1, q + h * dim, dim, keys, sum);
+        for (; h + INDEX_HEADS <= heads; h += INDEX_HEADS) sum = index_heads(INDEX_HEADS, f32, q + h * dim, w ? w + h : w, dim, keys, b * dim, sum);
+        for (; h < heads; h++) sum = index_heads(1, f32, q + h * dim, w ? w + h : w, dim, keys, b * dim, sum);
         store_lanes(out + b, vf_mul(sum, vf_set1(scale)), n - b < 16 ? (int)(n - b) : 16);
     }
+}
+
+VF_TARGET static void mixer_index_scores(const float *q, const float *w, int heads, int64_t dim, const void *keys, int f32, int64_t n, float scale,
+                                         float *out) {
+    if (f32) index_rows(1, q, w, heads, dim, keys, n, scale, out);
+    else index_rows(0, q, w, heads, dim, keys, n, scale, out);
 }
 
 /* Per head the order is that of its positions, whichever heads share them. */
