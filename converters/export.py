@@ -171,7 +171,8 @@ def _rows(raw: Reader, p: _Piece) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 def _retype(container: Container, p: _Piece, data: np.ndarray, kind: str) -> np.ndarray:
     """f32 rows as the values or the 16-bit floats that they were."""
     if p.view.src.log:
-        data = (p.view.src.log * np.exp(data.view("<f4").astype(np.float64))).astype("<f4").view(np.uint8)
+        with np.errstate(over="ignore"):        # far beyond any decay: inf in f32
+            data = (p.view.src.log * np.exp(data.view("<f4").astype(np.float64))).astype("<f4").view(np.uint8)
     if kind == p.info.quant:
         return data
     x = data.view("<f4")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegg.converters.gguf_tokenizer import CONTROL, NORMAL, PRE_TOKENIZERS, UNKNOWN, USER_DEFINED, tokenizer_from_gguf
-from moegg.errors import UnsupportedModel
+from moegg.errors import FormatError, UnsupportedModel
 from moegg.formats.container import Container
 
 UNUSED, BYTE = 5, 6
@@ -99,5 +99,10 @@ def _front(document: Mapping[str, Any]) -> str | None:
 
 
 def _object(container: Container, name: str) -> dict[str, Any]:
-    value = json.loads(container.read_section(name)) if name in container.sections else {}
+    if name not in container.sections:
+        return {}
+    try:
+        value = json.loads(container.read_section(name))
+    except (ValueError, RecursionError) as e:
+        raise FormatError(f"{container.path}: section {name!r}: not JSON: {str(e):.200}", "section-json") from None
     return value if isinstance(value, dict) else {}

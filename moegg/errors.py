@@ -10,6 +10,9 @@ from enum import IntEnum
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+MOST = 2000             # characters of a message: lists from files have no end
+
+
 def printable(text: str) -> str:
     r"""`text` with control characters as '\x1b', '\n', '\u202e': for what a file or a template says and people get to see."""
     return _CONTROLS.sub(lambda m: m[0].encode("unicode_escape").decode(), text)
@@ -34,6 +37,8 @@ class MoeggError(Exception):
 
     def __init__(self, message: str, slug: str):
         message = printable(" ".join(message.splitlines()))
+        if len(message) > MOST:
+            message = f"{message[:MOST - 400]} ... {message[-400:]}"
         super().__init__(f"{message} [{slug}]")
         self.message, self.slug = message, slug
 

@@ -55,3 +55,8 @@ def test_any_exception_becomes_a_line_and_a_code(e, status, text):
 def test_a_machine_that_gives_no_more_threads_is_no_bug_of_ours():
     line, code = explain(RuntimeError("can't start new thread"))
     assert "[no-memory]" in line and code == ExitStatus.NO_ROOM
+
+
+def test_a_message_that_lists_what_a_file_holds_keeps_beginning_and_end():
+    e = MoeggError(f"m: got {list(range(5000))}, expected less", "s")
+    assert e.message.startswith("m: got [0, 1") and e.message.endswith("4999], expected less") and len(str(e)) < 2100

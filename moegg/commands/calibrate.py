@@ -25,12 +25,13 @@ from typing import Any
 
 import numpy as np
 
+from moegg.arch import F32_MAX
 from moegg.commands.opening import describe, open_container, read_file_or_stdin
 from moegg.commands.perplexity import windows_of
 from moegg.commands.progress import bar
 from moegg.commands.start import bring, started
 from moegg.engine.tally import tally_bytes
-from moegg.errors import ExitStatus
+from moegg.errors import BadRequest, ExitStatus
 from moegg.formats.importance import PRIOR_ROWS, write_importance
 from moegg.formats.writer import check_target
 
@@ -55,6 +56,9 @@ def main(args: dict[str, Any]) -> ExitStatus:
     for name, tally in engine.tallies.items():
         names.setdefault(id(tally), name)
     stored = {name: engine.tallies[name] for name in names.values()}
+    if bad := next((name for name, t in stored.items() if not (t.squares <= F32_MAX).all()), None):
+        raise BadRequest(f"{container.path}: the inputs of {bad!r}: got values that are no numbers or too large, expected finite ones; the file is "
+                         "damaged, or the model cannot compute this text", "logits-nan")
     same = {name: names[id(t)] for name, t in engine.tallies.items() if name not in stored}
     about = {"model": container.name, "content_id": container.content_id.hex(), "windows": len(windows), "ctx": len(windows[0]),
              "tokens": sum(map(len, windows)), "text_bytes": len(text.encode()), "text_sha256": hashlib.sha256(text.encode()).hexdigest()}

@@ -111,6 +111,7 @@ def _window(engine: Engine, reference: Engine | None, window: Sequence[int]) -> 
     return out
 
 
+@np.errstate(invalid="ignore", over="ignore")       # evaluate() refuses what is no number
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
     x = logits.astype(np.float64)
     x -= x.max(-1, keepdims=True)

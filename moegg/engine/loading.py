@@ -54,7 +54,8 @@ def find_experts(container: Container, program: Program) -> list[MoeRef]:
     refuse, refs = _refuse(container), []
     rows = {layer.layer: layer for layer in container.layers}
     if sorted(rows) != sorted(program.moe_layers):
-        raise refuse("layers with experts", sorted(rows), sorted(program.moe_layers))
+        odd = min(rows.keys() ^ set(program.moe_layers))
+        raise refuse(f"layers with experts, which differ at layer {odd}", len(rows), len(program.moe_layers))
     for m in program.moe:
         layer = rows[m.experts.layer]
         want = (m.experts.n, m.top_k, [(p.name, p.shape, *form(p.shape)) for p in m.experts.parts])

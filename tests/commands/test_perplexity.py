@@ -2,7 +2,10 @@
 import json
 import math
 
+import numpy as np
 import pytest
+
+from moegg.formats.container import Container
 
 STORY = ("Once upon a time there was a little girl who lived in a village near the forest. Whenever she went out she wore a red riding "
          "cloak, so everyone in the village called her Little Red Riding Hood. ") * 3
@@ -58,3 +61,19 @@ def test_calibrate_then_convert_with_what_it_measured(call, story, tmp_path, qwe
 def test_a_window_too_short_to_predict_in_is_no_fault_of_the_text(call, story):
     code, _, err = call("perplexity", "demo", story, "--ctx", "1")
     assert code == 2 and "windows: too short: got 1 tokens, expected at least 4" in err
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
+def test_weights_that_are_no_numbers_are_one_clear_line_and_leave_no_file(call, story, tmp_path, qwen3_moe_file, value):
+    """There were warnings of numpy, and an importance file of infinite values that no conversion took."""
+    path, out = tmp_path / "m.moegg", tmp_path / "importance"
+    path.write_bytes(qwen3_moe_file.read_bytes())
+    norm = next(t for t in Container.open(path).tensors.values() if t.role == "norm")
+    with open(path, "r+b") as f:
+        f.seek(norm.offset)
+        f.write(np.full(norm.nbytes // 4, value, "<f4").tobytes())
+    for command in (("perplexity", path, story, "--ctx", "32"), ("calibrate", path, story, "--ctx", "32", "-o", out)):
+        code, text, err = call(*command)
+        assert (code, text) == (2, "") and "[logits-nan]" in err and "Warning" not in err and err.count("\n") == 1 and not out.exists()
+    code, text, err = call("run", path, "hi", "--no-usage")
+    assert code == 2 and not text and "[sampler-nan]" in err and err.count("\n") == 1

@@ -172,3 +172,17 @@ def test_a_damaged_record_of_the_source_is_one_clear_line(make, tmp_path, monkey
         export(c, tmp_path / "back.gguf")
     assert e.value.slug in ("section-json", "gguf-key", "arch-mismatch") and not (tmp_path / "back.gguf").exists()
     assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b'{"a":' * 100_000, b"{", b"\xff", b'{"default": 5}', b'{"x": []}', b"[]", b"null"])
+@pytest.mark.parametrize("section", ["tokenizer", "tokenizer_config", "chat_template"])
+def test_a_damaged_text_section_is_one_clear_line_or_left_out(qwen3_moe_file, tmp_path, monkeypatch, section, data):
+    c = Container.open(qwen3_moe_file)
+    real = c.read_section
+    monkeypatch.setattr(c, "read_section", lambda name: data if name == section else real(name))
+    try:
+        export(c, tmp_path / "back.gguf")
+    except (FormatError, UnsupportedModel) as e:
+        assert e.slug in ("section-json", "tokenizer-json", "export-source", "config-type"), e
+        assert not (tmp_path / "back.gguf").exists()
+    assert not list(tmp_path.glob("*.partial"))

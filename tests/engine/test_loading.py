@@ -67,3 +67,10 @@ def test_tables_that_contradict_the_config_are_refused(tmp_path, change):
     """Each of these once was an out-of-bounds read or plausible wrong logits."""
     with pytest.raises(FormatError):
         run(write(tmp_path / "m.moegg", **change))
+
+
+def test_a_config_of_thousands_of_layers_is_refused_in_one_short_line(tmp_path):
+    """It listed them all."""
+    with pytest.raises(FormatError, match="layers with experts, which differ at layer") as e:
+        run(write(tmp_path / "m.moegg", config=lambda c: {**c, "num_hidden_layers": 1000}))
+    assert len(str(e.value)) < 300 + len(str(tmp_path))
