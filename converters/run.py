@@ -6,7 +6,6 @@ the element, as is a value that the wanted quant cannot hold; rows too small for
 source consists of is replaced.
 """
 import os
-import re
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,7 +28,7 @@ from moegg.formats.importance import Importance
 from moegg.formats.layout import MAGIC
 from moegg.formats.rawfile import RawFile
 from moegg.formats.writer import ContainerWriter, ExpertSpec, PartSpec, TensorSpec, check_room, check_target, planned_bytes
-from moegg.hub.address import is_address, parse_address
+from moegg.hub.address import is_address, likely, parse_address
 from moegg.quants import GROUP_ROWS, INTERLEAVED, QUANTS
 from moegg.units import fmt_count
 
@@ -61,9 +60,8 @@ def open_source(path: str | os.PathLike, folder: Path = Path()) -> Source:
     if path.is_dir():
         return HFSource(path)
     if not path.exists():
-        hint = ""
-        if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.parent.exists():
-            hint = f"; if it is a repository on a hub: moegg convert hf:{path}"
+        address = None if path.parent.exists() else likely(str(path))
+        hint = f"; if it is a repository on a hub: moegg convert {address}" if address else ""
         raise NotFound(f"{path}: no such file or folder{hint}", "file-missing")
     if path.suffix == ".safetensors":
         raise UsageError(f"{path}: is one file of a model; expected the folder that holds it, with config.json", "usage")

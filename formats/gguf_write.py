@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from moegg.errors import FormatError, InternalError, IOFailure
+from moegg.errors import FormatError, InternalError, IOFailure, MoeggError
 from moegg.formats.gguf import SCALARS, TYPES
 from moegg.formats.writer import check_room, check_target, refuse_existing
 
@@ -47,9 +47,12 @@ class GGUFWriter:
                 os.unlink(self.partial)
             self._file = open(self.partial, "xb", buffering=0)
             self._file.truncate(self.total_bytes)           # padding is never written: it reads as zero
-        except OSError as e:
-            raise IOFailure(f"{self.path}: cannot be written: {e.strerror}", "io-write") from e
-        self._write(0, self._head)
+            self._write(0, self._head)
+        except BaseException as e:
+            self.__exit__()
+            if isinstance(e, OSError) and not isinstance(e, MoeggError):
+                raise IOFailure(f"{self.path}: cannot be written: {e.strerror}", "io-write") from e
+            raise
         return self
 
     def put(self, name: str, offset: int, data: np.ndarray) -> None:

@@ -20,7 +20,7 @@ def split(container: Container, target: Path, part_bytes: int, *, force: bool = 
           progress: Callable[[int, int], None] | None = None) -> list[Path]:
     """Writes the parts of `target`, each as NAME.partial until it is whole, the first one last. Returns their paths.
 
-    part_bytes is rounded down to a multiple of 2 MiB. Raises UsageError, FormatError, NoRoom, NotFound, IOFailure.
+    If it is interrupted, no part is left. part_bytes is rounded down to a multiple of 2 MiB. Raises UsageError, FormatError, NoRoom, NotFound, IOFailure.
     """
     step = part_bytes // SPLIT_ALIGN * SPLIT_ALIGN
     n = -(-container.file_bytes // step) if step else 0
@@ -35,7 +35,12 @@ def split(container: Container, target: Path, part_bytes: int, *, force: bool = 
     check_room(target, container.file_bytes)
     with container.opened() as source:
         for i in range(n - 1, -1, -1):              # without its first part nothing opens
-            _write(source, i * step, min(step, container.file_bytes - i * step), paths[i], progress or (lambda done, total: None))
+            try:
+                _write(source, i * step, min(step, container.file_bytes - i * step), paths[i], progress or (lambda done, total: None))
+            except BaseException:
+                for path in paths[i + 1:]:
+                    path.unlink(missing_ok=True)
+                raise
     return paths
 
 

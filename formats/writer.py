@@ -105,7 +105,9 @@ class ContainerWriter:
             self._create()
             for offset, data in self._plan.blobs:
                 self._write(data, offset)
-        except BaseException:
+        except BaseException as e:
+            if self._fd < 0 and not isinstance(e, Exception):       # a signal came between the file and its number
+                self._remove_stale()
             self._abort()
             raise
         return self

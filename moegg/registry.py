@@ -8,6 +8,7 @@ import difflib
 import importlib
 import os
 import pkgutil
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -20,6 +21,7 @@ from moegg.arch import Chat, ConfigReader, Model
 from moegg.errors import FormatError, UnsupportedModel
 
 GROUP = "moegg.models"
+_TASK = re.compile(r"For(CausalLM|ConditionalGeneration)$")
 
 
 @cache
@@ -70,7 +72,7 @@ def names() -> list[str]:
 def find(*, arch: str | None = None, hf: str | None = None, model_type: str | None = None, gguf: str | None = None) -> ModuleType:
     """The module for a file's architecture, a Hugging Face class name or model_type, or a GGUF general.architecture.
 
-    With several, the first in this order that is not None decides. Raises UnsupportedModel, which lists what there is.
+    With several, the first in this order that is not None decides. Raises UnsupportedModel, which names the nearest.
     """
     kind, wanted = next(((k, v) for k, v in (("arch", arch), ("hf", hf), ("model_type", model_type), ("gguf", gguf))
                          if v is not None), ("arch", ""))
@@ -85,9 +87,11 @@ def find(*, arch: str | None = None, hf: str | None = None, model_type: str | No
         if wanted in _known(module, kind):
             return module
     known = {n for m in (*_builtins().values(), *loaded) for n in _known(m, kind)} | (set(plugins) if kind == "arch" else set())
-    close = difflib.get_close_matches(wanted, known, 3)
-    raise UnsupportedModel(f"model: unknown architecture: got {wanted!r}, expected one of {', '.join(sorted(known))}"
-                           + (f"; did you mean {' or '.join(map(repr, close))}?" if close else ""), "arch-unknown")
+    bare = {name: _TASK.sub("", name) for name in sorted(known)}      # else ends that all class names share make them alike
+    close = difflib.get_close_matches(_TASK.sub("", wanted), bare.values(), 3, cutoff=0.7)
+    near = [name for name in sorted(bare, key=lambda name: close.index(bare[name]) if bare[name] in close else 99) if bare[name] in close]
+    raise UnsupportedModel(f"model: unknown architecture: got {wanted!r}, expected one of {len(known)} that 'moegg archs' lists"
+                           + (f"; did you mean {' or '.join(map(repr, near))}?" if near else ""), "arch-unknown")
 
 
 def find_gguf(name: str, meta: Mapping[str, Any]) -> ModuleType:

@@ -147,7 +147,7 @@ def test_debug_shows_a_traceback_and_only_debug(call):
     for argv in (["verify", "no-such-file"], ["verify", "--debug", "no-such-file"], ["--debug", "verify", "no-such-file"]):
         code, out, err = call(*argv)
         assert code == 3 and not out
-        assert err.splitlines()[-1] == "moegg: no-such-file: no such file [file-missing]"
+        assert err.splitlines()[-1] == "moegg: no-such-file: no such file; 'moegg list' shows the names of what is here [file-missing]"
         assert ("Traceback" in err) == ("--debug" in argv)
 
 

@@ -18,7 +18,7 @@ from moegg.commands.options import nearest
 from moegg.commands.progress import bar
 from moegg.errors import BadRequest, FormatError, IOFailure, NotFound
 from moegg.formats.container import Container
-from moegg.hub.address import Address, is_address, parse_address
+from moegg.hub.address import Address, is_address, likely, parse_address
 from moegg.io.memory import give_back
 from moegg.server.talk import Talk
 from moegg.tokenizer import Tokenizer, eos_ids_of
@@ -84,13 +84,15 @@ def open_container(model: Path, here: bool = True) -> Container:
 
 
 def _meant(model: Path) -> str:
-    """'; did you mean ...' for a model that does not exist: the demo, one of the store, or a .moegg file beside it."""
+    """What to do about a model that does not exist: the name of the demo, one of the store, a .moegg file beside it, or a repository."""
     beside = {p.stem: p.name for p in sorted(model.parent.glob("*.moegg"))}
     known = ["demo", *(e.short for e in library.entries() if not e.partial)]
     names = list(beside) + (known if model == Path(model.name) else [])
     word = nearest(model.name.removesuffix(".moegg"), names)
+    if word is None and (address := likely(str(model))) is not None:
+        return f"; a repository on a hub is written {address}"
     if word is None:
-        return ""
+        return "; 'moegg list' shows the names of what is here" if str(model) == model.stem else ""
     return f"; did you mean '{model.with_name(beside[word]) if word in beside else word}'?"
 
 

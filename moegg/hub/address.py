@@ -36,6 +36,13 @@ def is_address(text: str) -> bool:
     return text.startswith(SCHEME)
 
 
+def likely(text: str) -> Address | None:
+    """The repository that people mean who write what is no address: USER/REPO, or the web page of one."""
+    site, path = re.fullmatch(r"((?:https?:/+)?(?:www\.)?(?:huggingface\.co|hf\.co)/+)?(.*)", text, re.S).groups()
+    found = re.match(rf"({_PART}/{_PART})(?:[/:?#]|$)" if site else rf"({_PART}/{_PART})$", path)
+    return Address(found[1]) if found else None
+
+
 def parse_address(text: str) -> Address:
     """Raises UsageError."""
     rest = text.removeprefix(SCHEME)
@@ -45,7 +52,8 @@ def parse_address(text: str) -> Address:
         file = parts.pop()
     name, at, revision = "/".join(parts).partition("@")
     if text.endswith((":", "/")) or not re.fullmatch(rf"{_PART}/{_PART}", name) or (at and not re.fullmatch(_PART, revision)):
-        raise UsageError(f"{text}: not the name of a model on a hub: expected {SCHEME}USER/REPO or {SCHEME}USER/REPO/FILE",
+        hint = f"; did you mean {found}?" if (found := likely(text.removeprefix(SCHEME))) else ""
+        raise UsageError(f"{text}: not the name of a model on a hub: expected {SCHEME}USER/REPO or {SCHEME}USER/REPO/FILE{hint}",
                          "hub-address")
     return Address(name, _file(file, text) if file else None, revision or None)
 

@@ -241,3 +241,11 @@ def test_beyond_the_trained_context_every_command_warns_once(call, qwen3_moe_fil
 def test_verbose_prints_no_python_objects(call, qwen3_moe_file):
     err = call("run", qwen3_moe_file, "a", "--max-tokens", "1", "--temp", "0.5", "--verbose")[2]
     assert "temperature 0.5, " in err and "SamplingParams" not in err
+
+
+@pytest.mark.parametrize("command", [["run", "MODEL", "hi"], ["convert", "MODEL"]])
+@pytest.mark.parametrize("typed", ["Qwen/Qwen3-30B-A3B", "https://huggingface.co/Qwen/Qwen3-30B-A3B"])
+def test_a_repository_written_as_elsewhere_is_told_how_to_write_it(call, tmp_path, monkeypatch, command, typed):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(*[typed if word == "MODEL" else word for word in command])
+    assert code == 3 and "no such file" in err and "hf:Qwen/Qwen3-30B-A3B [file-missing]" in err

@@ -15,6 +15,7 @@ import pytest
 
 from moegg.errors import FormatError, InternalError, IOFailure, NoRoom, NotFound, UsageError
 from moegg.formats.container import Container
+from moegg.formats.gguf_write import GGUFWriter
 from moegg.formats.writer import ContainerWriter
 
 from .corrupt import GATE, fill, pattern, tiny, write
@@ -285,3 +286,28 @@ while True: corrupt.write(Path({str(path)!r}), force=True)
             Container.open(path).verify()
     write(path, force=True)
     assert left(path) == ["tiny.moegg"]
+
+
+def test_a_signal_between_the_file_and_its_number_leaves_nothing(path, monkeypatch):
+    """Python runs the handler of SIGTERM after the call that made the file and before its result is kept."""
+    real = os.open
+
+    def interrupted(name, flags, *rest, **more):
+        fd = real(name, flags, *rest, **more)
+        if flags & os.O_EXCL:
+            os.close(fd)
+            raise KeyboardInterrupt
+        return fd
+    monkeypatch.setattr(os, "open", interrupted)
+    with pytest.raises(KeyboardInterrupt), ContainerWriter(path, **tiny()):
+        pass
+    assert left(path) == []
+
+
+def test_a_gguf_whose_header_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(IOFailure, match="write at byte 0 failed: No space left"), GGUFWriter(tmp_path / "m.gguf", [], [("a", (32,), "f32")]):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from moegg.errors import UsageError
-from moegg.hub.address import Address, is_address, parse_address
+from moegg.hub.address import Address, is_address, likely, parse_address
 
 
 @pytest.mark.parametrize("text, address", [
@@ -29,3 +29,16 @@ def test_each_revision_has_its_own_place():
     assert parse_address("ann/big@v1:b.moegg").local(Path("/m")) == Path("/m/ann/big@v1/b.moegg")
     assert parse_address("ann/big").local(Path("/m")) == Path("/m/ann/big")
     assert is_address("hf:x") and not is_address("ann/big")
+
+
+@pytest.mark.parametrize("text, meant", [
+    ("ann/big", "hf:ann/big"), ("https://huggingface.co/ann/big", "hf:ann/big"), ("https:/huggingface.co/ann/big/tree/main", "hf:ann/big"),
+    ("hf.co/ann/big:Q4_K_M", "hf:ann/big"), ("https://huggingface.co/ann/big?x=1", "hf:ann/big"), ("ann/big/m.gguf", None), ("big", None),
+    ("/ann/big", None), ("../big", None), ("https://huggingface.co/ann", None), ("https://example.org/ann/big", None), ("a\nb/c", None)])
+def test_the_page_of_a_repository_is_understood_but_not_taken_for_its_address(text, meant):
+    """People paste what their browser shows; a Path has taken one of its slashes."""
+    found = likely(text)
+    assert (found and str(found)) == meant
+    if text.startswith("http") and meant:
+        with pytest.raises(UsageError, match=f"did you mean {meant}"):
+            parse_address(text)
