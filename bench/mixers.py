@@ -58,6 +58,9 @@ MINIMAX = {"vocab_size": 200064, "hidden_size": 6144, "intermediate_size": 9216,
 GPT_OSS = {"vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24, "num_attention_heads": 64,
            "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 4, "max_position_embeddings": 131072,
            "sliding_window": 128, "rope_theta": 150000.0}
+QWEN3 = {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32,
+         "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+         "norm_topk_prob": True, "max_position_embeddings": 262144, "rope_theta": 1e7}
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ CASES = {
     "shortconv": Case("lfm2-moe", LFM2, ShortConv), "lightning": Case("minimax", MINIMAX, Lightning),
     "mla": Case("deepseek", DEEPSEEK, Mla), "dsa": Case("deepseek-v32", DEEPSEEK | {"model_type": "deepseek_v32"}, Mla), "mla-kimi": Case("kimi-linear", KIMI, Mla),
     "sparse": Case("qwen4-exp", FLASH, Gqa), "ngram": Case("qwen4-exp", FLASH, DeltaNet, lambda layer: layer.ple is not None),
-    "sinks": Case("gpt-oss", GPT_OSS, Gqa, lambda layer: not layer.attn.window),
+    "gqa": Case("qwen3-moe", QWEN3, Gqa), "sinks": Case("gpt-oss", GPT_OSS, Gqa, lambda layer: not layer.attn.window),
     "sinks-window": Case("gpt-oss", GPT_OSS, Gqa, lambda layer: layer.attn.window > 0)}
 PRODUCTS = ("linear", "route", "moe")       # the layer's matrix products; those by head of latent attention are a line of their own
 PARTS = ("conv", "matrix", "scan", "latent", "heads", "rope_kv", "attention", "index", "choose", "sparse", "ngram", "ple")

@@ -9,7 +9,7 @@ from moegg.arch import Gqa, Mixer, Mla, Model, Moe, walk
 from moegg.errors import BudgetTooSmall
 from moegg.units import fmt_bytes
 
-TILE = 64                     # key positions per attention tile (kernels/csrc/ops.h, MG_TILE)
+TILE = 64                     # positions that a layer keeps are a multiple of this (kernels/csrc/ops.h, MG_TILE)
 DEFAULT_CTX, LEAST_CTX = 8192, 512
 DEFAULT_UBATCH, LEAST_UBATCH = 512, 64
 MARKS = 2                     # copies of a mixer's state that a session can go back to
@@ -214,7 +214,7 @@ def scratch_bytes(model: Model, ctx: int, ubatch: int, n_threads: int) -> int:
         pairs = ubatch * max(m.top_k for m in moe)
         n += pairs * (4 * (2 * width + model.d) + _act(width) + 256) + ubatch * (8 * experts + 128) + 512 * experts
     part = 4 * (48 + max((a.value_dim for a in (*attn, *latent)), default=0))
-    n += n_threads * QROWS * (4 * TILE + (1 + ITEMS) * part) + 4 * n_threads * QROWS * (ctx // CHUNK + 1) * part
+    n += n_threads * QROWS * (4 * (CHUNK + 16) + (1 + ITEMS) * part) + 4 * n_threads * QROWS * (ctx // CHUNK + 1) * part
     if both:                                    # scores, sums and weights; what is seen; latent rows side by side
         n += n_threads * max(4 * max(2 * (ctx // x.ratio + 17), 0 if isinstance(a, Mla) else QROWS * (a.head_dim + x.most + 32)) for a, x in both)
         n += 4 * ubatch * (1 + max(x.most for _, x in both))

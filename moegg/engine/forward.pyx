@@ -72,7 +72,7 @@ cdef class Executor:
             raise InternalError(f"thread pool of {n_threads} threads could not be made")
         self.n_threads = n_threads
         part = MG_PART_HEAD + max((pad16(a.value_dim) for a in program.attn), default=0)
-        self.e.attn_scratch_floats = MG_QROWS * (MG_TILE + (1 + MG_ATTN_ITEMS) * part)
+        self.e.attn_scratch_floats = MG_QROWS * (MG_SCORES + (1 + MG_ATTN_ITEMS) * part)
         self.e.attn_scratch = <float *>self.take(n_threads * self.e.attn_scratch_floats * 4)
         self.e.max_split_rows = 4 * n_threads * MG_QROWS
         self._sparse(program, ctx, kv, n_threads, part)

@@ -6,6 +6,7 @@ from moegg.kernels.store_c cimport mg_store
 cdef extern from "exec.h" nogil:
     enum:
         MG_TILE
+        MG_SCORES
         MG_QROWS
         MG_CHUNK
         MG_PART_HEAD

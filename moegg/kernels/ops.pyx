@@ -7,7 +7,7 @@ import numpy as np
 from libc.stdint cimport int32_t, int64_t, uintptr_t
 
 from moegg.kernels cimport _core
-from moegg.kernels.exec cimport MG_CHUNK, MG_GELU_TANH, MG_PART_HEAD, MG_QROWS, MG_SIGMOID, MG_SILU, MG_SILU_CUT, MG_SWIGLU_OAI, MG_TILE, mg_attn, mg_oldest
+from moegg.kernels.exec cimport MG_CHUNK, MG_GELU_TANH, MG_PART_HEAD, MG_QROWS, MG_SCORES, MG_SIGMOID, MG_SILU, MG_SILU_CUT, MG_SWIGLU_OAI, MG_TILE, mg_attn, mg_oldest
 
 from moegg.errors import BadRequest
 
@@ -116,7 +116,7 @@ def attention(q, k, v, pos, float scale, int window=0, float softcap=0.0, f16=Fa
     a.window, a.chunk, a.scale, a.softcap = window, chunk, scale, softcap
     a.value_dim, a.ldv, a.by_row = dim, pad, 0
     parts = np.zeros((2, MG_QROWS, MG_PART_HEAD + pad), np.float32)
-    scratch, out = np.zeros(MG_QROWS * MG_TILE, np.float32), np.zeros((n, dim), np.float32)
+    scratch, out = np.zeros(MG_QROWS * MG_SCORES, np.float32), np.zeros((n, dim), np.float32)
     cdef const float *rows[MG_QROWS]
     cdef float *into[MG_QROWS]
     cdef float *part[MG_QROWS]

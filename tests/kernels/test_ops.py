@@ -157,3 +157,15 @@ def test_attention_rows_do_not_depend_on_their_neighbours(level):
         block = ops.attention(q, k, v, pos, 0.2, **kw)
         for i, p in enumerate(pos):
             np.testing.assert_array_equal(ops.attention(q[i:i + 1], k[:p + 1], v[:p + 1], [p], 0.2, **kw)[0], block[i])
+
+
+@pytest.mark.parametrize("f16", [False, True])
+@pytest.mark.parametrize("dim", [20, 64, 80])
+def test_attention_of_any_number_of_rows_gives_the_same_bits(level, f16, dim):
+    """Kernels take 1 to 4 blocks of keys at once, by the number of rows; what is left over is taken one by one."""
+    pos = list(range(1100, 1108))
+    q, k, v = (RNG.standard_normal((n, dim)).astype(np.float32) for n in (8, 1108, 1108))
+    for window in (0, 300):
+        block = generic(ops.attention, q, k, v, pos, 0.2, f16=f16, window=window)
+        for n in range(1, 9):
+            np.testing.assert_array_equal(ops.attention(q[:n], k, v, pos[:n], 0.2, f16=f16, window=window), block[:n])

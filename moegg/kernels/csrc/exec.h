@@ -140,7 +140,7 @@ typedef struct {
     uint8_t *act;            /* activation rows of the current product: max_tokens rows */
     uint8_t *pair_act;       /* activation rows of gate * up: max_pairs rows */
     const void **act_ptr;    /* [5][max(max_tokens, max_pairs)]: token rows per format, pair rows per format, gate * up */
-    float *attn_scratch;     /* one per worker: tile scores, then MG_QROWS and MG_ATTN_ITEMS * MG_QROWS partial results */
+    float *attn_scratch;     /* one per worker: scores, then MG_QROWS and MG_ATTN_ITEMS * MG_QROWS partial results */
     int64_t attn_scratch_floats;
     float *attn_parts;       /* [max_split_rows, chunks of the longest context] partial results of a split context */
     int32_t max_split_rows;

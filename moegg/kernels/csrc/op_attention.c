@@ -113,11 +113,11 @@ static void attention_out(const attn_ctx *c, const attn_item *it, int r, const f
 static void attention_task(void *ctx, int64_t begin, int64_t end, int worker) {
     const attn_ctx *c = ctx;
     const int64_t stride = MG_PART_HEAD + c->op->attn->shape.dim_pad;
-    float *scratch = c->e->attn_scratch + worker * c->e->attn_scratch_floats, *sums = scratch + MG_QROWS * (MG_TILE + stride);
+    float *scratch = c->e->attn_scratch + worker * c->e->attn_scratch_floats, *sums = scratch + MG_QROWS * (MG_SCORES + stride);
     float *sum[MG_QROWS], *part[MG_QROWS];
     attn_item it[MG_ATTN_ITEMS];
     int32_t first[MG_ATTN_ITEMS], last[MG_ATTN_ITEMS];
-    for (int r = 0; r < MG_QROWS; r++) part[r] = scratch + MG_QROWS * MG_TILE + r * stride;
+    for (int r = 0; r < MG_QROWS; r++) part[r] = scratch + MG_QROWS * MG_SCORES + r * stride;
     while (begin < end) {
         int n = 0;
         int32_t from = INT32_MAX, to = 0;
@@ -141,13 +141,14 @@ static void attention_task(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* Few items over a long context: (item, chunk) pairs run apart, then each item folds its parts in the same order. */
+/* Few items over a long context: pairs of item and chunk run apart, then each item folds its parts in the same order. Items that read the
+ * same keys are neighbours. */
 static void attention_split_task(void *ctx, int64_t begin, int64_t end, int worker) {
     const attn_ctx *c = ctx;
     const int64_t stride = MG_PART_HEAD + c->op->attn->shape.dim_pad;
     attn_item it;
     for (int64_t i = begin; i < end; i++) {
-        const int64_t item = i / c->chunks, k = i % c->chunks;
+        const int64_t k = i / c->n_sub % c->chunks, item = i / c->n_sub / c->chunks * c->n_sub + i % c->n_sub;
         int32_t first, last;
         float *part[MG_QROWS];
         attention_item(c, item, &it);

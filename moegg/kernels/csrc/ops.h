@@ -7,10 +7,11 @@
 #define MOEGG_OPS_H
 #include <stdint.h>
 
-#define MG_TILE 64           /* key positions per attention tile, at absolute positions */
+#define MG_TILE 64           /* key positions that a layer keeps are a multiple of this */
 #define MG_CHUNK 512         /* key positions per partial result, at absolute positions: long contexts split over threads */
+#define MG_SCORES (MG_CHUNK + 16)    /* floats from one row's scores to the next's: no power of two */
 #define MG_PART_HEAD 32      /* floats before the values in a partial result */
-#define MG_QROWS 8           /* query rows that share one pass over a key tile */
+#define MG_QROWS 8           /* query rows that share one pass over the keys */
 
 enum { MG_SILU, MG_GELU_TANH, MG_SIGMOID, MG_SWIGLU_OAI, MG_SILU_CUT };
 
@@ -39,7 +40,7 @@ typedef struct {
     void (*rope)(float *x, const float *cosine, const float *sine, int64_t half, int interleaved);
     /* The part of softmax(q[i] . K * scale) V that comes from keys [begin, begin + MG_CHUNK), for n <= MG_QROWS query rows at
      * positions pos[i] (ascending, one session). part[i]: 16 lanes of the running sum, the maximum at [16], then dim_pad values
-     * at [MG_PART_HEAD]. scratch: MG_QROWS * MG_TILE floats. */
+     * at [MG_PART_HEAD]. scratch: MG_QROWS * MG_SCORES floats. */
     void (*attention)(const mg_attn *a, int n, const float *const *q, const int32_t *pos, int32_t begin, float *const *part, float *scratch);
     void (*attention_fold)(float *into, const float *part, int64_t dim_pad);      /* adds the next chunk; always in chunk order */
     /* sink: a logit without a value that joins the softmax; -INFINITY: none. */

@@ -191,8 +191,8 @@ VF_TARGET static void op_store_v(const float *x, int64_t dim, int f32, void *dst
 }
 
 /* --- attention ---------------------------------------------------------------------------------------------------------
- * Online softmax over tiles of MG_TILE keys at absolute positions. Per query row the operations and their order depend only on
- * its position, so any split of a prompt gives the same bits. Running sum: lane = key position % 16. */
+ * Partial results over MG_CHUNK keys at absolute positions: scores, their maximum, exp, sums. Per query row the operations and their
+ * order depend only on its position, so any split of a prompt gives the same bits. Sum of weights: lane = key position % 16. */
 
 VF_FN float exp1(float x) {
     float f[16];
@@ -201,6 +201,10 @@ VF_FN float exp1(float x) {
 }
 
 VF_FN vf load_kv(const void *p, int64_t at, int f32) { return f32 ? vf_load((const float *)p + at) : vf_loadh((const uint16_t *)p + at); }
+
+/* The line at p + bytes comes into the second-level cache. Memory is read evenly: keys AHEAD bytes before they are multiplied, values while
+ * their keys are, the next chunk's keys while values are added; caches of long contexts are cold, and hardware follows no strides. */
+VF_FN void fetch(const void *p, int64_t bytes) { __builtin_prefetch((const void *)((uintptr_t)p + (uintptr_t)bytes), 0, 2); }
 
 /* fn(n, wide, ...) with constants for n <= MG_QROWS rows, f32 or f16, which keep sums in registers; where a vector is a loop they would
  * only cost a minute of compiling. */
@@ -215,33 +219,57 @@ VF_FN vf load_kv(const void *p, int64_t at, int f32) { return f32 ? vf_load((con
     }
 #endif
 
-/* How many rows share what is loaded, so that their sums stay in registers: of a block of keys whose lanes are keys, or of values; of
- * KEYS keys by position. VALUES vectors of values are taken at once. */
+/* SUMS vectors stay in registers: N rows take AT_ONCE(N) vectors of keys or values at a time, rows past BLOCK_ROWS come in two halves.
+ * KEY_ROWS rows share KEYS keys by position. */
 #if defined(VF_AVX512)
-enum { BLOCK_ROWS = 8, KEY_ROWS = 4, KEYS = 4, VALUES = 2 };
+enum { SUMS = 16, BLOCK_ROWS = 8, KEY_ROWS = 4, KEYS = 4 };
 #else
-enum { BLOCK_ROWS = 5, KEY_ROWS = 4, KEYS = 1, VALUES = 1 };
+enum { SUMS = 5, BLOCK_ROWS = 5, KEY_ROWS = 4, KEYS = 1 };
 #endif
+enum { ONCE = 4, AHEAD = 16384 };                        /* AT_ONCE at most; bytes from the keys that are read to those that are fetched */
+#define AT_ONCE(N) (SUMS / (N) > ONCE ? ONCE : SUMS / (N) > 1 ? SUMS / (N) : 1)
 
-/* s[r][0..16) = q[r] . K of one block of 16 keys, for N rows. */
-VF_FN void score_block(const int N, const int f32, const void *k, int64_t at, int64_t dim, const float *const *q, float *s, float scale) {
-    vf acc[MG_QROWS];
-    for (int r = 0; r < N; r++) acc[r] = vf_set1(0);
+/* s[r][0..16 B) = q[r] . K of B blocks of 16 keys, for N rows. */
+VF_FN void score_block(const int N, const int B, const int f32, const void *k, const void *v, int64_t at, int64_t dim, const float *const *q, float *s, float scale) {
+    vf acc[MG_QROWS][ONCE];
+    for (int r = 0; r < N; r++)
+        for (int b = 0; b < B; b++) acc[r][b] = vf_set1(0);
+    const int64_t step = f32 ? 64 : 32;                  /* bytes of a vector */
     for (int64_t d = 0; d < dim; d++) {
-        const vf kv = load_kv(k, at + d * 16, f32);
-        for (int r = 0; r < N; r++) acc[r] = vf_fma(vf_set1(q[r][d]), kv, acc[r]);
+        vf kv[ONCE];
+        if (f32 || !(d & 1))                             /* a cache line */
+            for (int b = 0; b < B; b++) {
+                fetch(k, (at / 16 + b * dim + d) * step + AHEAD);
+                fetch(v, (at / 16 + b * dim + d) * step);
+            }
+        for (int b = 0; b < B; b++) kv[b] = load_kv(k, at + (b * dim + d) * 16, f32);
+        for (int r = 0; r < N; r++) {
+            const vf x = vf_set1(q[r][d]);
+            for (int b = 0; b < B; b++) acc[r][b] = vf_fma(x, kv[b], acc[r][b]);
+        }
     }
-    for (int r = 0; r < N; r++) vf_store(s + r * MG_TILE, vf_mul(acc[r], vf_set1(scale)));
+    for (int r = 0; r < N; r++)
+        for (int b = 0; b < B; b++) vf_store(s + r * MG_SCORES + 16 * b, vf_mul(acc[r][b], vf_set1(scale)));
+}
+
+/* Of n blocks. */
+VF_FN void score_blocks(const int N, const int f32, const void *k, const void *v, int64_t at, int64_t dim, int n, const float *const *q, float *s, float scale) {
+    const int B = AT_ONCE(N);
+    int b = 0;
+    for (; b + B <= n; b += B) score_block(N, B, f32, k, v, at + b * 16 * dim, dim, q, s + b * 16, scale);
+    for (; B > 1 && b < n; b++) score_block(N, 1, f32, k, v, at + b * 16 * dim, dim, q, s + b * 16, scale);
 }
 
 /* The same of keys by position, [16][dim]: lanes are dimensions, summed by a tree. t [N][16][16] gets what it sums. */
-VF_FN void row_lanes(const int N, const int f32, const void *k, int64_t at, int64_t dim, const float *const *q, float *t) {
+VF_FN void row_lanes(const int N, const int f32, const int first, const void *k, int64_t at, int64_t dim, const float *const *q, float *t) {
     for (int j = 0; j < 16; j += KEYS) {
         vf acc[KEYS][KEY_ROWS];
         for (int i = 0; i < KEYS; i++)
             for (int r = 0; r < N; r++) acc[i][r] = vf_set1(0);
         for (int64_t d = 0; d < dim; d += 16) {
             vf x[KEY_ROWS];
+            if (first && (f32 || !(d & 16)))
+                for (int i = 0; i < KEYS; i++) fetch(k, (at + (j + i) * dim + d) * (f32 ? 4 : 2) + AHEAD);
             for (int r = 0; r < N; r++) x[r] = vf_load(q[r] + d);
             for (int i = 0; i < KEYS; i++) {
                 const vf kv = load_kv(k, at + (j + i) * dim + d, f32);
@@ -255,22 +283,25 @@ VF_FN void row_lanes(const int N, const int f32, const void *k, int64_t at, int6
 
 VF_FN void score_rows(const int N, const int f32, const void *k, int64_t at, int64_t dim, const float *const *q, float *s, float scale) {
     float t[MG_QROWS * 256];
-#define PART(P) if (N > P * KEY_ROWS) row_lanes(N - P * KEY_ROWS < KEY_ROWS ? N - P * KEY_ROWS : KEY_ROWS, f32, k, at, dim, q + P * KEY_ROWS, t + P * KEY_ROWS * 256)
+#define PART(P) if (N > P * KEY_ROWS) row_lanes(N - P * KEY_ROWS < KEY_ROWS ? N - P * KEY_ROWS : KEY_ROWS, f32, P == 0, k, at, dim, q + P * KEY_ROWS, t + P * KEY_ROWS * 256)
     PART(0); PART(1); PART(2); PART(3);
 #undef PART
-    for (int r = 0; r < N; r++) vf_store(s + r * MG_TILE, vf_mul(vf_sums(t + r * 256), vf_set1(scale)));
+    for (int r = 0; r < N; r++) vf_store(s + r * MG_SCORES, vf_mul(vf_sums(t + r * 256), vf_set1(scale)));
 }
 
-/* o[r][od..od + 16 B) += sum over j in [lo, hi) of p[r][j] * V[j], for N rows. */
-VF_FN void value_block(const int N, const int B, const int f32, const void *v, int64_t at, int64_t ldv, int lo, int hi, const float *p, float *const *o, int64_t od) {
-    vf acc[MG_QROWS][VALUES];
+/* o[r][od..od + 16 B) += sum over j < n of p[r][j] * V[j], for N rows. */
+VF_FN void value_block(const int N, const int B, const int f32, const void *v, int64_t at, int64_t ldv, int n, const void *next, int64_t next_at,
+                       const float *p, float *const *o, int64_t od) {
+    const int64_t step = f32 ? 64 : 32;
+    vf acc[MG_QROWS][ONCE];
     for (int r = 0; r < N; r++)
         for (int b = 0; b < B; b++) acc[r][b] = vf_load(o[r] + od + 16 * b);
-    for (int j = lo; j < hi; j++) {
-        vf vv[VALUES];
+    for (int j = 0; j < n; j++) {
+        vf vv[ONCE];
+        for (int b = 0; b < B * step; b += 64) fetch(next, next_at + j * B * step + b);
         for (int b = 0; b < B; b++) vv[b] = load_kv(v, at + j * ldv + 16 * b, f32);
         for (int r = 0; r < N; r++) {
-            const vf w = vf_set1(p[r * MG_TILE + j]);
+            const vf w = vf_set1(p[r * MG_SCORES + j]);
             for (int b = 0; b < B; b++) acc[r][b] = vf_fma(w, vv[b], acc[r][b]);
         }
     }
@@ -278,79 +309,73 @@ VF_FN void value_block(const int N, const int B, const int f32, const void *v, i
         for (int b = 0; b < B; b++) vf_store(o[r] + od + 16 * b, acc[r][b]);
 }
 
-/* What rows past BLOCK_ROWS would spill is done in two halves. */
-VF_FN void score_blocks(const int N, const int f32, const void *k, int64_t at, int64_t dim, const float *const *q, float *s, float scale) {
-    const int half = N > BLOCK_ROWS ? N / 2 : N;
-    score_block(half, f32, k, at, dim, q, s, scale);
-    if (N > half) score_block(N - half, f32, k, at, dim, q + half, s + half * MG_TILE, scale);
+VF_FN void value_blocks(const int N, const int f32, const mg_attn *a, int64_t slot, int n, const float *p, float *const *o) {
+    const int B = AT_ONCE(N);
+    const int64_t wide = f32 ? 4 : 2, next = (slot + MG_CHUNK) * a->dim * wide;
+    int64_t d = 0;
+    for (; d + 16 * B <= a->dim_pad; d += 16 * B) value_block(N, B, f32, a->v, slot * a->ldv + d, a->ldv, n, a->k, next + d * n * wide, p, o, MG_PART_HEAD + d);
+    for (; B > 1 && d < a->dim_pad; d += 16) value_block(N, 1, f32, a->v, slot * a->ldv + d, a->ldv, n, a->k, next + d * n * wide, p, o, MG_PART_HEAD + d);
 }
 
-VF_FN void values(const int N, const int f32, const mg_attn *a, int64_t slot, int lo, int hi, const float *p, float *const *o) {
-    const int half = N > BLOCK_ROWS ? N / 2 : N;
-    int64_t d = 0;
-    for (; d + 16 * VALUES <= a->dim_pad; d += 16 * VALUES) {
-        value_block(half, VALUES, f32, a->v, slot * a->ldv + d, a->ldv, lo, hi, p, o, MG_PART_HEAD + d);
-        if (N > half) value_block(N - half, VALUES, f32, a->v, slot * a->ldv + d, a->ldv, lo, hi, p + half * MG_TILE, o + half, MG_PART_HEAD + d);
+/* The weights of one row: scores p[lo..hi) become exp(p - their maximum), others of [from, to) 0; l: their sums by lane. Returns the maximum. */
+VF_FN float weigh(float *p, int lo, int hi, int from, int to, float softcap, vf *l) {
+    const int b0 = lo & ~15, b1 = (hi + 15) & ~15;
+    *l = vf_set1(0);
+    if (lo >= hi) {                                      /* this row sees nothing of this chunk */
+        memset(p + from, 0, (size_t)(to - from) * 4);
+        return -INFINITY;
     }
-    if (VALUES > 1 && d < a->dim_pad) value_block(N, 1, f32, a->v, slot * a->ldv + d, a->ldv, lo, hi, p, o, MG_PART_HEAD + d);
+    if (softcap != 0.0f) op_softcap(p + lo, softcap, hi - lo);
+    for (int j = b0; j < lo; j++) p[j] = -INFINITY;
+    for (int j = hi; j < b1; j++) p[j] = -INFINITY;
+    vf most = vf_load(p + b0);
+    for (int b = b0 + 16; b < b1; b += 16) most = vf_max(vf_load(p + b), most);
+    const float top = vf_top(most);
+    const vf m = vf_set1(top);
+    for (int b = b0; b < b1; b += 16) {
+        vf_store(p + b, vf_exp(vf_sub(vf_load(p + b), m)));
+        if (b < lo) memset(p + b, 0, (size_t)(lo - b) * 4);
+        if (b + 16 > hi) memset(p + hi, 0, (size_t)(b + 16 - hi) * 4);
+        *l = vf_add(*l, vf_load(p + b));
+    }
+    if (from < b0) memset(p + from, 0, (size_t)(b0 - from) * 4);
+    if (to > b1) memset(p + b1, 0, (size_t)(to - b1) * 4);
+    return top;
 }
 
 VF_FN void attention_rows(const int N, const int f32, const mg_attn *a, const float *const *q, const int32_t *pos, int32_t begin,
                           float *const *part, float *s) {
-    float m[MG_QROWS];
-    vf l[MG_QROWS];
-    int32_t first = pos[N - 1], last = pos[N - 1] < begin + MG_CHUNK ? pos[N - 1] : begin + MG_CHUNK - 1;
-    for (int r = 0; r < N; r++) {                        /* first: the oldest key of this chunk that any row sees */
-        const int32_t lo = mg_oldest(a, pos[r]);
-        first = lo < first ? lo : first;
-        m[r] = -INFINITY;
-        l[r] = vf_set1(0);
+    const int half = N > BLOCK_ROWS ? N / 2 : N;
+    int lo[MG_QROWS], hi[MG_QROWS], from = MG_CHUNK, to = 0;        /* keys of this chunk that a row sees, that any row sees */
+    for (int r = 0; r < N; r++) {
+        const int32_t oldest = mg_oldest(a, pos[r]) - begin, end = pos[r] + 1 - begin;
+        lo[r] = oldest > 0 ? oldest : 0;
+        hi[r] = end < MG_CHUNK ? end : MG_CHUNK;
+        from = lo[r] < from ? lo[r] : from;
+        to = hi[r] > to ? hi[r] : to;
         memset(part[r] + MG_PART_HEAD, 0, (size_t)a->dim_pad * 4);
     }
-    if (first < begin) first = begin;
-    for (int32_t t0 = first / MG_TILE * MG_TILE; t0 <= last; t0 += MG_TILE) {
-        const int32_t slot = t0 % a->cap;
-        const int end = last - t0 + 1 < MG_TILE ? last - t0 + 1 : MG_TILE, start = first > t0 ? first - t0 : 0;
-        for (int b = start & ~15; b < end; b += 16) {
-            if (a->by_row) score_rows(N, f32, a->k, (int64_t)(slot + b) * a->dim, a->dim, q, s + b, a->scale);
-            else score_blocks(N, f32, a->k, (int64_t)(slot + b) * a->dim, a->dim, q, s + b, a->scale);
+    for (int at = from & ~15, n; at < to; at += n) {     /* n: keys to the end of the ring */
+        const int32_t slot = (begin + at) % a->cap;
+        n = to - at < a->cap - slot ? to - at : a->cap - slot;
+        const int64_t k = (int64_t)slot * a->dim;
+        if (a->by_row) {
+            for (int b = 0; b < n; b += 16) score_rows(N, f32, a->k, k + b * a->dim, a->dim, q, s + at + b, a->scale);
+            continue;
         }
-        for (int r = 0; r < N; r++) {
-            float *p = s + r * MG_TILE;
-            const int lo = mg_oldest(a, pos[r]) > t0 ? mg_oldest(a, pos[r]) - t0 : 0;
-            const int hi = pos[r] - t0 + 1 < end ? pos[r] - t0 + 1 : end;
-            if (lo >= hi) {                              /* this row sees nothing of this tile */
-                memset(p, 0, MG_TILE * 4);
-                continue;
-            }
-            if (a->softcap != 0.0f) op_softcap(p + lo, a->softcap, hi - lo);
-            const int b0 = lo & ~15, b1 = (hi + 15) & ~15;
-            for (int j = b0; j < lo; j++) p[j] = -INFINITY;
-            for (int j = hi; j < b1; j++) p[j] = -INFINITY;
-            vf most = vf_set1(m[r]);
-            for (int b = b0; b < b1; b += 16) most = vf_max(vf_load(p + b), most);
-            const float top = vf_top(most);
-            memset(p, 0, (size_t)b0 * 4);
-            memset(p + b1, 0, (size_t)(MG_TILE - b1) * 4);
-            if (top != m[r]) {                           /* earlier tiles were scaled by a smaller maximum */
-                const float c = m[r] == -INFINITY ? 0.0f : exp1(m[r] - top);
-                l[r] = vf_mul(l[r], vf_set1(c));
-                op_scale(part[r] + MG_PART_HEAD, c, a->dim_pad);
-                m[r] = top;
-            }
-            const vf vm = vf_set1(top);
-            for (int b = b0; b < b1; b += 16) {
-                vf_store(p + b, vf_exp(vf_sub(vf_load(p + b), vm)));
-                for (int j = b; j < lo; j++) p[j] = 0;
-                for (int j = hi > b ? hi : b; j < b + 16; j++) p[j] = 0;
-                l[r] = vf_add(l[r], vf_load(p + b));
-            }
-        }
-        values(N, f32, a, slot, start, end, s, part);
+        score_blocks(half, f32, a->k, a->v, k, a->dim, (n + 15) / 16, q, s + at, a->scale);
+        if (N > half) score_blocks(N - half, f32, a->k, a->v, k, a->dim, (n + 15) / 16, q + half, s + half * MG_SCORES + at, a->scale);
     }
     for (int r = 0; r < N; r++) {
-        vf_store(part[r], l[r]);
-        part[r][16] = m[r];
+        vf l;
+        part[r][16] = weigh(s + r * MG_SCORES, lo[r], hi[r], from, to, a->softcap, &l);
+        vf_store(part[r], l);
+    }
+    for (int at = from, n; at < to; at += n) {
+        const int32_t slot = (begin + at) % a->cap;
+        n = to - at < a->cap - slot ? to - at : a->cap - slot;
+        value_blocks(half, f32, a, slot, n, s + at, part);
+        if (N > half) value_blocks(N - half, f32, a, slot, n, s + half * MG_SCORES + at, part + half);
     }
 }
 
