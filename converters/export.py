@@ -5,7 +5,6 @@ A tensor has the type that the file has it in; what conversions widen (norms, ro
 Rows that a conversion took out of fused tensors go back to their places. Decays of which a file holds the logarithm come back from the record;
 of more than 4096 (Jamba) the last bit may differ. Refuses quants that GGUF has not.
 """
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from moegg.formats.container import Container, ExpertLayer, PartInfo, TensorInfo
 from moegg.formats.gguf import TYPES
 from moegg.formats.gguf_write import GGUFWriter
 from moegg.formats.reader import Reader
+from moegg.formats.sections import section_json
 from moegg.quants import GROUP_ROWS, INTERLEAVED, QUANTS
 
 CHUNK_BYTES = 8 << 20
@@ -93,7 +93,7 @@ def _read_record(container: Container) -> _Record:
         made = make_metadata(container)
         return _Record(container.name, made.tensors, made.values, made.metadata, 3, 32, made.orders)
     try:
-        kept = json.loads(container.read_section("gguf_metadata"))
+        kept = section_json(container, "gguf_metadata")
         tensors = {n: SourceTensor(n, tuple(shape), kind, kind if kind in QUANTS else None) for n, kind, shape in kept["tensors"]}
         values, kv = kept["values"], [(k, kind, v) for k, kind, v in kept["kv"]]
         sound = (kept["version"] in (2, 3) and kept["alignment"] in [1 << i for i in range(3, 22)]
@@ -102,7 +102,9 @@ def _read_record(container: Container) -> _Record:
                  and all(n in tensors and math.prod(tensors[n].shape) == len(v) for n, v in values.items())
                  and all(type(x) is float or x in ("nan", "inf", "-inf") for v in values.values() for x in v)
                  and all(isinstance(k, str) and isinstance(kind, str) for k, kind, _ in kv))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as e:
+    except KeyError as e:
+        raise _damaged(container, f": has no {e}") from None
+    except (TypeError, ValueError, AttributeError) as e:
         raise _damaged(container, f": {type(e).__name__} {str(e):.60}") from None
     if not sound:
         raise _damaged(container)

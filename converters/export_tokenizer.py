@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from moegg.converters.gguf_tokenizer import CONTROL, NORMAL, PRE_TOKENIZERS, UNKNOWN, USER_DEFINED, tokenizer_from_gguf
-from moegg.errors import FormatError, UnsupportedModel
+from moegg.errors import UnsupportedModel
 from moegg.formats.container import Container
+from moegg.formats.sections import section_json
 
 UNUSED, BYTE = 5, 6
 UNMERGED = -1e6                 # the score of tokens that no merge gives; f32 counts merges exactly
@@ -24,8 +25,8 @@ def tokenizer_entries(container: Container, vocab: int, kind: str | None = None)
     """
     if "tokenizer" not in container.sections:
         return []
-    document = _object(container, "tokenizer") if container.sections["tokenizer"].media == "application/json" else {}
-    config = _object(container, "tokenizer_config")
+    document = section_json(container, "tokenizer") if container.sections["tokenizer"].media == "application/json" else {}
+    config = section_json(container, "tokenizer_config")
     model = document.get("model") or {}
     pre, front = _pre_name(document), _front(document)
     if model.get("type") != "BPE" or (pre is None and front is None):
@@ -59,7 +60,7 @@ def tokenizer_entries(container: Container, vocab: int, kind: str | None = None)
         if isinstance(text, str) and text in tokens:
             out.append((f"tokenizer.ggml.{key}_token_id", "u32", tokens.index(text)))
     out.append(("tokenizer.ggml.add_bos_token", "bool", bool(config.get("add_bos_token", False))))
-    for name, text in (_object(container, "chat_template") if "chat_template" in container.sections else {}).items():
+    for name, text in section_json(container, "chat_template").items():
         out.append(("tokenizer.chat_template" if name == "default" else f"tokenizer.chat_template.{name}", "str", text))
     back = json.loads(tokenizer_from_gguf({k: v for k, _, v in out})[0])
     if pairs != [list(m) for m in back["model"]["merges"]]:
@@ -96,13 +97,3 @@ def _front(document: Mapping[str, Any]) -> str | None:
     if normalizer == space:
         return ""
     return "▁" if normalizer == {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, space]} else None
-
-
-def _object(container: Container, name: str) -> dict[str, Any]:
-    if name not in container.sections:
-        return {}
-    try:
-        value = json.loads(container.read_section(name))
-    except (ValueError, RecursionError) as e:
-        raise FormatError(f"{container.path}: section {name!r}: not JSON: {str(e):.200}", "section-json") from None
-    return value if isinstance(value, dict) else {}

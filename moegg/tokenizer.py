@@ -273,11 +273,18 @@ BYTE_LETTERS = _byte_letters()
 _LETTER_BYTES = {letter: byte for byte, letter in enumerate(BYTE_LETTERS)}
 
 
+# With a prefix of pieces the library cuts merged tokens within a character, and ends the process over the message. Keys may be escaped.
+_PIECE_PREFIX = re.compile(('(?i)"' + "".join(rf"(?:{c}|\\u00{ord(c):02x})" for c in "continuing_subword_prefix") + r'"\s*:\s*"[^"]').encode())
+
+
 class _Fast:
     """tokenizer.json behind the `tokenizers` library."""
     default_bos = None      # the post-processor tells
 
     def __init__(self, data: bytes):
+        if _PIECE_PREFIX.search(data):
+            raise UnsupportedModel("tokenizer: model has a 'continuing_subword_prefix', expected byte-level BPE or SentencePiece-style pieces",
+                                   "tokenizer-decoder")
         with _library("not a readable tokenizer.json"):
             self._lib = tokenizers.Tokenizer.from_buffer(data)
         self._lib.no_truncation()

@@ -1,5 +1,6 @@
 """Tokenizers against ids of the reference library (tests/fixtures/tokenizers/*/samples.json) and against users' mishaps."""
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -274,6 +275,15 @@ def test_damaged_or_foreign_tokenizers_are_named_errors():
     doc["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
     with pytest.raises(UnsupportedModel, match="'WordPiece'.*tokenizer-decoder"):
         build(doc)
+
+
+@pytest.mark.parametrize("spelled", [b'"continuing_subword_prefix": "x"', b'"contin\\u0075ing_subword_prefix":\n"\\u0078"'])
+def test_a_prefix_of_pieces_does_not_end_the_process(spelled):
+    """The library panicked twice over a message that was cut within a character, which no handler outlives."""
+    data, n = re.subn(b'"continuing_subword_prefix": *(?:null|\"\")', spelled.replace(b"\\", b"\\\\"), json.dumps(document("qwen2")).encode())
+    assert n == 1
+    with pytest.raises(UnsupportedModel, match="continuing_subword_prefix.*tokenizer-decoder"):
+        Tokenizer.from_sections(data, JSON_MEDIA, {}, V)
 
 
 # --- SentencePiece models -----------------------------------------------------------------------------------------------

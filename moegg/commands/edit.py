@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from moegg import chat, log
-from moegg.commands.opening import find_model, json_object, open_container, read_text, section_json
+from moegg.commands.opening import find_model, open_container, read_text
 from moegg.errors import BadRequest, ExitStatus, FormatError, UsageError
 from moegg.formats.edit import edit_tail
+from moegg.formats.sections import json_object, section_json
 from moegg.sampler import SamplingParams
 from moegg.units import fmt_bytes
 

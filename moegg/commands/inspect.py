@@ -23,13 +23,14 @@ from typing import Any
 
 from moegg import library, registry
 from moegg.arch import I32_MAX, Model
-from moegg.commands.opening import describe, open_container, open_tokenizer, section_json, warn_beyond_training
+from moegg.commands.opening import describe, open_container, open_tokenizer, warn_beyond_training
 from moegg.commands.start import budget, to_come
 from moegg.engine import dense
 from moegg.engine.cpus import default_threads
 from moegg.engine.engine import plan_for
 from moegg.errors import ExitStatus, MoeggError, printable
 from moegg.formats.container import Container
+from moegg.formats.sections import section_json
 from moegg.hub.address import is_address
 from moegg.io import profile as profiles
 from moegg.planner import MemoryPlan, tokens_per_s

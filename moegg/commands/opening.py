@@ -3,14 +3,12 @@ and its tokenizer; text files that a user names.
 
 Opens no weights.
 """
-import json
 import os
 import select
 import stat
 import sys
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from moegg import library, log, registry
 from moegg.arch import Model
@@ -18,6 +16,7 @@ from moegg.commands.options import nearest
 from moegg.commands.progress import bar
 from moegg.errors import BadRequest, FormatError, IOFailure, NotFound
 from moegg.formats.container import Container
+from moegg.formats.sections import section_json
 from moegg.hub.address import Address, is_address, likely, parse_address
 from moegg.io.memory import give_back
 from moegg.server.talk import Talk
@@ -113,24 +112,6 @@ def warn_beyond_training(model: Model, tokens: int, what: str) -> None:
     """Warns if `what` reaches further than the model was trained for."""
     if tokens > model.ctx_train:
         log.warn(f"{what}: the model was trained for {model.ctx_train} tokens; what lies beyond may be nonsense")
-
-
-def section_json(container: Container, name: str) -> dict[str, Any]:
-    """A JSON section as a dict; empty if the file has none. Whoever reads a key checks its type, as ConfigReader does."""
-    if name not in container.sections:
-        return {}
-    return json_object(container.read_section(name), f"{container.path}: section {name!r}")
-
-
-def json_object(text: str | bytes, where: str) -> dict[str, Any]:
-    """JSON as a dict; `where` is for the error. Raises FormatError for what is no JSON, or no object."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as e:
-        raise FormatError(f"{where}: not JSON: {str(e):.200}", "section-json") from None
-    if not isinstance(value, dict):
-        raise FormatError(f"{where}: got {type(value).__name__}, expected an object", "section-json")
-    return value
 
 
 def open_tokenizer(container: Container, vocab: int) -> Tokenizer:

@@ -56,13 +56,13 @@ from moegg.commands.opening import (
     read_piped,
     read_stdin,
     read_text,
-    section_json,
     warn_beyond_training,
 )
 from moegg.commands.output import ENDED_SILENT, Output, as_json, logprob_lines, silent, stats_line
 from moegg.commands.start import bring, started, to_come
 from moegg.engine import Engine
 from moegg.errors import ExitStatus, UsageError
+from moegg.formats.sections import section_json
 from moegg.sampler import SamplingParams
 from moegg.server.talk import Talk
 

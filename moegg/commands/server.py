@@ -40,11 +40,12 @@ import threading
 from typing import Any
 
 from moegg import __version__, log
-from moegg.commands.opening import describe, open_container, open_talk, open_tokenizer, read_text, section_json
+from moegg.commands.opening import describe, open_container, open_talk, open_tokenizer, read_text
 from moegg.commands.start import bring, started, to_come
 from moegg.engine import Engine
 from moegg.errors import ExitStatus, UsageError
 from moegg.formats.container import Container
+from moegg.formats.sections import section_json
 from moegg.server.app import MAX_BODY, Service, build
 from moegg.server.archive import Archive
 from moegg.server.grammar import Grammars

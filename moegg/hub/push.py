@@ -1,5 +1,4 @@
 """Puts a container into a repository of a hub, with a model card. What is uploaded has been verified byte for byte before."""
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,8 +6,9 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, HfApi, utils
 
 from moegg import __version__
-from moegg.errors import UsageError
+from moegg.errors import FormatError, UsageError
 from moegg.formats.container import Container
+from moegg.formats.sections import section_json
 from moegg.hub.address import Address
 from moegg.hub.card import write_card
 from moegg.hub.remote import RemoteFile, endpoint, list_files, named_errors
@@ -65,10 +65,11 @@ def _card(address: Address) -> str:
 def _json(container: Container, name: str) -> dict:
     """A JSON section that the card quotes; what is no object is quoted as nothing."""
     try:
-        value = json.loads(container.read_section(name)) if name in container.sections else {}
-    except (ValueError, RecursionError):
+        return section_json(container, name)
+    except FormatError as e:
+        if e.slug != "section-json":
+            raise
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def default_file(path: Path) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from moegg.commands import opening
 from moegg.errors import FormatError, IOFailure
+from moegg.formats.sections import section_json
 
 
 @pytest.mark.parametrize("argv", [["run", "demo"], ["run", "demo", "-"], ["tokenize", "demo", "-"]], ids=" ".join)
@@ -35,4 +36,4 @@ def test_standard_input_that_cannot_be_read_is_named(monkeypatch):
 def test_section_that_is_no_json_object_is_a_named_error(data):
     container = SimpleNamespace(path="x.moegg", sections={"tokenizer_config"}, read_section=lambda name: data)
     with pytest.raises(FormatError, match="x.moegg: section 'tokenizer_config'.*section-json"):
-        opening.section_json(container, "tokenizer_config")
+        section_json(container, "tokenizer_config")
