@@ -59,6 +59,7 @@ CONFIGS = {
         "vision_config": {"model_type": "qwen4_exp_vision"}},
     "DeepSeek-V3": RELEASED["DeepSeek-V3"][1] | {
         "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}},
+    "DeepSeek-V3.2": RELEASED["DeepSeek-V3.2"][1],
 }
 
 
@@ -193,8 +194,18 @@ def deepseek_v3() -> Tensors:
     return out | bf16(at, enorm=(d,), hnorm=(d,), eh_proj=(d, 2 * d), embed_tokens=(129280, d), shared_head__norm=(d,), shared_head__head=(129280, d))
 
 
+def deepseek_v32() -> Tensors:
+    """The FP8 release: V3, and an indexer in each layer."""
+    out = deepseek_v3()
+    for i in range(62):
+        at = f"model.layers.{i}.self_attn.indexer."
+        out |= fp8(bf16(at, wq_b=(8192, 1536), wk=(128, 7168))) | bf16(at, weights_proj=(64, 7168))
+        out |= {f"{at}k_norm.{kind}": ("F32", (128,)) for kind in ("weight", "bias")}
+    return out
+
+
 TENSORS = {"Qwen3-30B-A3B": qwen3_30b, "Gemma-4-26B-A4B": gemma4_26b, "LFM2.5-8B-A1B": lfm2_8b, "gpt-oss-120b": gpt_oss_120b,
-           "Qwen3.8-Flash-Next-FP8": qwen38_flash_next, "DeepSeek-V3": deepseek_v3}
+           "Qwen3.8-Flash-Next-FP8": qwen38_flash_next, "DeepSeek-V3": deepseek_v3, "DeepSeek-V3.2": deepseek_v32}
 
 
 def write_headers(folder, config: dict, tensors: Tensors) -> None:

@@ -18,6 +18,7 @@ SIZES = {  # name: (active parameters, records, bytes of one, bytes of the file,
     "gpt-oss-120b": (5.13e9, 36 * 128, 3 * 2880 * 2880 * 17 // 32 + 4 * 3 * 2880, 65.36e9, "keep"),
     "Qwen3.8-Flash-Next-FP8": (6.67e9, 48 * 512, 3 * 640 * 2560 * 132 // 128, 192.5e9, "keep"),
     "DeepSeek-V3": (36.63e9, 58 * 256, 3 * 2048 * 7168 * 132 // 128, 693e9, "keep"),
+    "DeepSeek-V3.2": (37.48e9, 58 * 256, 3 * 2048 * 7168 * 132 // 128, 694e9, "keep"),
 }
 OTHERS = {  # planned from what their descriptions ask for: (active parameters, records, bytes of one at q4@1, bytes of the file at it)
     "Mixtral-8x7B-v0.1": (12.9e9, 32 * 8, 3 * 14336 * 4096 * Q4, 27e9),
