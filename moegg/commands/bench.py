@@ -79,10 +79,10 @@ def _measured(args: dict[str, Any], work: Work, runs: int) -> dict[str, Any]:
         open_s = time.perf_counter() - start
         if args["--ram"] is None and not engine.plan.all_fits:
             log.warn(f"{container.path}: {fmt_bytes(container.file_bytes)} of weights do not fit into memory, so reading them is measured too")
-        with bar("experts", unit="rec", delay=1.0) as progress:
+        with bar("experts", unit="records", delay=1.0) as progress:
             resident_s = None if args["--cold"] else touch(engine, progress)
         others = Others()
-        with bar("runs", unit="run", delay=1.0) as progress:
+        with bar("runs", unit="runs", delay=1.0) as progress:
             done = repeat(engine, work.draw(model.vocab), runs, progress, warm_up=not args["--cold"])
         return {"engine": "moegg", "version": __version__, "level": kernels.level(), **report(engine, work, done, others),
                 "open_s": open_s, "resident_s": resident_s}

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from moegg.commands.generate import Answer, Speaker
+from moegg.commands.generate import Answer, Prompt, Speaker
 from moegg.commands.options import did_you_mean
 from moegg.commands.output import ENDED_SILENT, Output, silent, stats_line
 from moegg.errors import BadRequest, ContextFull, ExitStatus, printable
@@ -18,6 +18,7 @@ HELP = """\
   /exit             leave (so do /quit, /bye and Ctrl-D)
 Ctrl-C stops an answer. A line that ends with \\ goes on in the next; \"\"\" begins and ends a message of several lines.
 Put a space before a message of one line that begins with /."""
+FORGOTTEN = "\n(stopped before the answer began; your message is forgotten)"
 LEAVE, RESET = ("/exit", "/quit", "/bye"), ("/reset", "/clear")
 COMMANDS = (*RESET, "/system", "/help", *LEAVE)
 
@@ -108,8 +109,14 @@ class Chat:
         self._say(text)
 
     def _answer(self, text: str) -> None:
+        messages = [*self._messages, {"role": "user", "content": text}]
         try:
-            answer = self._converse(text)
+            try:
+                prompt = self._prompt(text, messages)
+            except KeyboardInterrupt:       # while the template was rendered, which takes a moment the first time
+                self._say(FORGOTTEN)
+                return
+            answer = self._converse(prompt, messages)
         except (ContextFull, BadRequest) as e:      # a prompt too long; roles that a template refuses; a token the model does not know
             self._output.end()
             self._say(f"{e}\nYour message was not sent. {self._way_out() if isinstance(e, ContextFull) else ''}")
@@ -120,25 +127,23 @@ class Chat:
         elif answer.finish_reason == "length":
             self._say(f"(stopped after {len(answer.tokens)} tokens; start with --max-tokens for longer answers)")
         elif answer.finish_reason == "cancelled":
-            self._say("(stopped)" if self._counts(answer) else "(stopped before the answer began; your message is forgotten)")
+            self._say("(stopped)" if self._counts(answer) else FORGOTTEN)
         elif silent(answer):
             self._say(ENDED_SILENT)
         if self._stats:
             self._say(stats_line(answer))
 
-    def _converse(self, text: str) -> Answer:
-        """Nothing is remembered of a message that could not be sent, or that nothing was answered to."""
+    def _prompt(self, text: str, messages: list[dict[str, Any]]) -> Prompt:
         if not self._speaker.has_template:
-            prompt = self._speaker.raw_prompt(text, self._ids)
-            answer = self._speaker.speak(prompt)
-            if self._counts(answer):
-                self._ids = prompt.ids + answer.tokens
-            return answer
-        system = [{"role": "system", "content": self._system}] if self._system else []
-        messages = [*self._messages, {"role": "user", "content": text}]
-        answer = self._speaker.speak(self._speaker.chat_prompt(system + messages))
-        reply = {"role": "assistant", "content": answer.text} | ({"reasoning_content": answer.reasoning} if answer.reasoning else {})
+            return self._speaker.raw_prompt(text, self._ids)
+        return self._speaker.chat_prompt(([{"role": "system", "content": self._system}] if self._system else []) + messages)
+
+    def _converse(self, prompt: Prompt, messages: list[dict[str, Any]]) -> Answer:
+        """Nothing is remembered of a message that could not be sent, or that nothing was answered to."""
+        answer = self._speaker.speak(prompt)
         if self._counts(answer):
+            self._ids = prompt.ids + answer.tokens
+            reply = {"role": "assistant", "content": answer.text} | ({"reasoning_content": answer.reasoning} if answer.reasoning else {})
             self._messages = [*messages, reply]
         return answer
 

@@ -75,7 +75,7 @@ def answer(engine: Engine, prompt: list[int], n: int) -> tuple[list[int], str]:
 
 def _measure(path: Path, memory_rate: float) -> Profile:
     container = open_container(path)
-    with bar("disk", unit="reading") as progress:
+    with bar("disk", unit="readings") as progress:
         found = profiles.measure(container.path, container.identity, cores=default_threads(), memory_rate=memory_rate, progress=progress)
     found = replace(found, memory_rate=memory_rate)
     if found.readings:

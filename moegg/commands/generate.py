@@ -103,7 +103,7 @@ class Speaker:
         start = time.perf_counter()
         first = start
         try:
-            with bar("prompt", "tok", PREFILL_BAR_AFTER_S) as progress:
+            with bar("prompt", "tokens", PREFILL_BAR_AFTER_S) as progress:
                 synced = self._session.sync(prompt.ids, progress, lambda: interrupt.hit)
             prefilled = time.perf_counter()
             while not answer.finish_reason:

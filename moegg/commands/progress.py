@@ -3,6 +3,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tqdm import tqdm
 
@@ -15,15 +16,16 @@ def bar(label: str, unit: str = "B", delay: float = 0.0) -> Iterator[Callable[[i
 
     The bar appears with its first call, below what was said before, and is removed at the end: what stays is the result.
     """
-    scale = {"unit_scale": True, "unit_divisor": 1024} if unit == "B" else {}
+    form: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+    if unit != "B":
+        form = {"bar_format": f"{{l_bar}}{{bar}}| {{n_fmt}}/{{total_fmt}} {unit} [{{elapsed}}<{{remaining}}]"}
     start, shown = time.time(), None
 
     def update(done: int, total: int) -> None:
         nonlocal shown
         if shown is None:
             left = max(0.0, delay + start - time.time())
-            shown = tqdm(desc=label, unit=unit if scale else f" {unit}", total=total, file=sys.stderr, disable=not sys.stderr.isatty(),
-                         leave=False, delay=left, **scale)
+            shown = tqdm(desc=label, total=total, file=sys.stderr, disable=not sys.stderr.isatty(), leave=False, delay=left, **form)
         shown.total = total
         shown.update(done - shown.n)
     try:

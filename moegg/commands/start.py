@@ -88,7 +88,7 @@ def disk_profile(container: Container) -> Profile:
     """The stored profile of the disk that holds the file; measured now, some seconds, if there is none."""
     found = profiles.load(container.path)
     if found is None:
-        with bar("measuring the disk, once", unit="reading") as progress:
+        with bar("measuring the disk, once", unit="readings") as progress:
             found = profiles.measure(container.path, container.identity, cores=default_threads(), progress=progress)
         if found.readings:
             profiles.save(found)

@@ -193,3 +193,19 @@ def test_a_real_terminal_with_ctrl_c_and_ctrl_d(qwen3_moe_file):
         child.kill()
         child.wait()
         os.close(master)
+
+
+def test_ctrl_c_while_the_template_is_rendered_keeps_the_chat(capsys):
+    """A long message, a second thought at once: the conversation before it was lost."""
+    speaker = FakeSpeaker()
+    real, count = speaker.chat_prompt, [0]
+
+    def slow(messages):
+        count[0] += 1
+        if count[0] == 2:
+            raise KeyboardInterrupt
+        return real(messages)
+    speaker.chat_prompt = slow
+    talk(["one", "two", "three"], speaker)
+    assert [[m["content"] for m in p] for p in speaker.prompts] == [["one"], ["one", "answer 1", "three"]]
+    assert "your message is forgotten" in capsys.readouterr().err
