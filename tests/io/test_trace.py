@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from moegg.errors import FormatError, IOFailure
+from moegg.errors import FormatError, NotFound
 from moegg.io import trace as T
 from moegg.io.trace import Recorder, Trace
 
@@ -32,8 +32,8 @@ def test_what_is_no_trace_is_refused(tmp_path, name, data):
         T.read(tmp_path / name)
 
 
-def test_a_missing_file_is_an_io_error(tmp_path):
-    with pytest.raises(IOFailure):
+def test_a_missing_file_is_not_found(tmp_path):
+    with pytest.raises(NotFound, match="none.npz: no such file"):
         T.read(tmp_path / "none.npz")
 
 
