@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from waitress import wasyncore
@@ -23,9 +24,15 @@ from moegg.errors import IOFailure
 from moegg.server.guard import error_body
 from moegg.server.problem import Problem
 
+try:
+    import resource
+except ImportError:         # Windows
+    resource = None
+
 SPARE_THREADS = 16          # for requests that do not wait for the engine
 MAX_CONNECTIONS = 512
 SPARE_CONNECTIONS = 16
+OTHER_FILES = 64            # that the process may have open besides: the model, conversations, pipes
 BACKLOG = 128
 DRAIN_S = 3.0
 
@@ -62,10 +69,24 @@ class _Channel(HTTPChannel):
         """Where nearly all connections are in use, the one that has been silent longest, and asked for nothing, makes room."""
         super().__init__(server, *args, **options)
         held = list(server.active_channels.values())
-        if len(held) > MAX_CONNECTIONS - SPARE_CONNECTIONS:
+        limit = server.adj.connection_limit
+        if len(held) > limit - min(SPARE_CONNECTIONS, limit // 4):
             silent = [c for c in held if c is not self and not (c.requests or c.total_outbufs_len or c.will_close)]
             if silent:
                 min(silent, key=lambda c: c.last_activity).will_close = True
+
+
+def connections() -> int:
+    """MAX_CONNECTIONS, or fewer where the system allows fewer open files; that limit is raised first: macOS begins with 256."""
+    if resource is None:
+        return MAX_CONNECTIONS
+    wanted = MAX_CONNECTIONS + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(SPARE_CONNECTIONS, min(MAX_CONNECTIONS, soft - OTHER_FILES))
 
 
 class Server:
@@ -83,7 +104,7 @@ class Server:
             reason = os.strerror(e.errno) if isinstance(e, OSError) and e.errno and e.errno > 0 else e      # create_server's own text repeats the address
             raise IOFailure(f"{host}:{port}: cannot listen: {reason}; choose another --host or --port", "io-listen") from e
         self._http = create_server(app, map={}, sockets=[sock], threads=answers + SPARE_THREADS, backlog=BACKLOG,
-                                   channel_request_lookahead=1, connection_limit=MAX_CONNECTIONS, asyncore_use_poll=True,
+                                   channel_request_lookahead=1, connection_limit=connections(), asyncore_use_poll=True,
                                    max_request_body_size=max_body, ident="moegg", clear_untrusted_proxy_headers=True,
                                    asyncore_loop_timeout=1, cleanup_interval=10)
         self._http.channel_class = _Channel

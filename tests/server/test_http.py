@@ -2,6 +2,7 @@
 import http.client
 import json
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -193,6 +194,16 @@ def test_silent_connections_make_room_for_new_ones(serve, monkeypatch):
         assert s.client.chat()[0] == 200 and len(s.server._http.active_channels) <= 40
         for sock in silent:
             sock.close()
+
+
+@pytest.mark.parametrize("soft, hard, expected, raised", [
+    (1024, 4096, 512, 1024), (256, 4096, 512, 576), (256, 256, 192, 256), (48, 48, 16, 48), (-1, -1, 512, -1), (256, -1, 512, 576)])
+def test_connections_leave_room_for_other_files_of_the_process(monkeypatch, soft, hard, expected, raised):
+    """With all open files taken by silent connections, nothing was accepted any more."""
+    limits = [(soft, hard)]
+    monkeypatch.setattr(http_server, "resource", SimpleNamespace(RLIMIT_NOFILE=7, RLIM_INFINITY=-1, getrlimit=lambda which: limits[-1],
+                                                                 setrlimit=lambda which, pair: limits.append(pair)))
+    assert http_server.connections() == expected and limits[-1] == (raised, hard)
 
 
 def test_many_slow_connections_do_not_block_others(serve):
