@@ -56,7 +56,8 @@ def self_test() -> list[dict[str, Any]]:
             kernels.select(level)
             tokens, digest = answer(Engine(container, model, ctx=256, n_threads=2), expected["prompt"], len(expected["tokens"]))
             wrong = next((i for i, (a, b) in enumerate(zip(tokens, expected["tokens"], strict=True)) if a != b), None)
-            out.append({"level": level, "ok": wrong is None and digest == expected["logits_sha256"], "first_wrong_token": wrong})
+            out.append({"level": level, "ok": wrong is None and digest == expected["logits_sha256"], "first_wrong_token": wrong,
+                        "logits_sha256": digest})
     finally:
         kernels.select(before)
     return out
