@@ -1,10 +1,11 @@
 """moegg archs - lists the architectures that moegg runs
 
-Usage: moegg archs [options]
+Usage: moegg archs [options] [NAME]
 
-For each: the checkpoints it stands for (class names in config.json), what it is made of, how its
-sources are stored and its chat models talk, and what is not supported. An architecture of another
-installed package is listed too.
+All of them, or those with NAME in the name of the architecture, a class or a GGUF architecture,
+such as qwen3. For each: the checkpoints it stands for (class names in config.json), what it is made
+of, how its sources are stored and its chat models talk, and what is not supported. An architecture
+of another installed package is listed too.
 
 Options:
   --json                   print one JSON object
@@ -22,13 +23,17 @@ from typing import Any
 
 from moegg import registry
 from moegg.arch import ConfigReader, Gqa, Layer, Mla, Mlp, Model, Moe, Norm, Streams
-from moegg.errors import ExitStatus, printable
+from moegg.errors import ExitStatus, UnsupportedModel, printable
 
 WIDTH = 100
 
 
 def main(args: dict[str, Any]) -> ExitStatus:
     rows = [row(registry.find(arch=name)) for name in registry.names()]
+    if (part := args["NAME"]) is not None:
+        rows = [r for r in rows if part.lower() in " ".join((r["name"], *r["classes"], *r["gguf"])).lower()]
+        if not rows:
+            raise UnsupportedModel(f"{part}: no architecture of that name; 'moegg archs' lists all", "arch-unknown")
     if args["--json"]:
         print(json.dumps({"architectures": rows}))
         return ExitStatus.OK

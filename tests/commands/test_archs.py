@@ -27,3 +27,11 @@ def test_the_list_is_readable_on_a_terminal(capsys):
     assert all(len(line) <= 100 for line in out.splitlines() if line.startswith(" "))
     assert "gpt-oss: GptOssForCausalLM\n  made of: attention, sliding windows, sinks" in out and "  not supported: " in out
     assert "  chat: calls harmony, ends <|return|> or <|call|>" in out
+
+
+def test_a_part_of_a_name_finds_the_architecture_by_any_of_its_names(call):
+    """Three hundred lines are no answer to "does it run mine?"."""
+    for part, name in (("mixtral", "mixtral"), ("PhimoeForCausalLM", "phimoe"), ("bailingmoe3", "bailing-hybrid")):
+        assert [r["name"] for r in json.loads(call("archs", part, "--json")[1])["architectures"]] == [name]
+    code, out, err = call("archs", "mamba9")
+    assert (code, out) == (4, "") and err == "moegg: mamba9: no architecture of that name; 'moegg archs' lists all [arch-unknown]\n"
