@@ -126,6 +126,8 @@ def _find_pieces(container: Container, record: _Record) -> dict[str, list[_Piece
         if view is None or info is None or view.shape != item.shape or tuple(info.shape) != item.shape or not view.reversible:
             raise FormatError(f"{container.path}: {item.name!r}: cannot be put into a GGUF: its place there is not known",
                               "arch-mismatch")
+        if info.quant != "f32" and (len(item.shape) == 1 or getattr(item, "role", "") == "aux"):
+            raise FormatError(f"{container.path}: {item.name!r}: is stored as {info.quant}, expected f32", "arch-mismatch")
         found.setdefault(view.tensor.name, []).append(_Piece(view, info, at, record.orders.get(item.name, Order())))
 
     for t in model.tensors():

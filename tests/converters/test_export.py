@@ -1,4 +1,5 @@
 """moegg.converters.export: GGUF -> moegg -> GGUF is the same tensor data and metadata, for every type that both have."""
+import dataclasses
 import json
 
 import numpy as np
@@ -186,3 +187,12 @@ def test_a_damaged_text_section_is_one_clear_line_or_left_out(qwen3_moe_file, tm
         assert e.slug in ("section-json", "tokenizer-json", "export-source", "config-type"), e
         assert not (tmp_path / "back.gguf").exists()
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_vector_that_is_stored_as_blocks_is_refused(qwen3_moe_file, tmp_path, monkeypatch):
+    """As a model that runs it is refused too; here it was an internal error."""
+    c = Container.open(qwen3_moe_file)
+    monkeypatch.setitem(c.tensors, "final_norm", dataclasses.replace(c.tensors["final_norm"], quant="q8_0"))
+    with pytest.raises(FormatError, match="'final_norm': is stored as q8_0, expected f32"):
+        export(c, tmp_path / "back.gguf")
+    assert not list(tmp_path.iterdir())
