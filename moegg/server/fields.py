@@ -80,7 +80,8 @@ class Fields:
         """A finite number from low to high."""
         value = self.get(name, (int, float), "a number", default)
         if value is not None and not (low <= value <= high and math.isfinite(value)):
-            raise bad(f"{self.where}{name}: got {value!r:.40}, expected {low:g} to {high:g}", self.where + name)
+            least, most = (str(x) if isinstance(x, int) else f"{x:g}" for x in (low, high))
+            raise bad(f"{self.where}{name}: got {value!r:.40}, expected {least} to {most}", self.where + name)
         return value
 
     def whole(self, name: str, low: int, high: int, default: int | None = None) -> int | None:

@@ -237,3 +237,10 @@ def test_metrics_count_and_parse(serve):
     values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
     assert values['moegg_answers_total{end="stop"}'] == 1 and values['moegg_http_requests_total{route="/v1/chat/completions",status="400"}'] == 1
     assert values["moegg_answer_tokens_total"] > 0 and values["moegg_requests_running"] == 0
+
+
+def test_a_limit_is_told_in_all_its_digits(serve):
+    """'expected -1 to 2.14748e+09' is no number that one could send."""
+    with serve() as s:
+        status, r = s.client.post("/v1/completions", {"prompt": "x", "max_tokens": -5})
+    assert status == 400 and r["error"]["message"] == "max_tokens: got -5, expected -1 to 2147483647"
