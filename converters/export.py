@@ -118,7 +118,7 @@ def _damaged(container: Container, why: str = "") -> FormatError:
 
 def _find_pieces(container: Container, record: _Record) -> dict[str, list[_Piece]]:
     """GGUF tensor -> what it consists of, found as a conversion finds it."""
-    model = registry.describe(container.arch, container.config, container.path)
+    model, held = registry.describe(container.arch, container.config, container.path), registry.find(arch=container.arch).NAMES.get("gguf_weight_keys", ())
     found: dict[str, list[_Piece]] = {}
 
     def add(item: Tensor | Part, info: TensorInfo | PartInfo | None, at: int, expert: int | None = None, n: int = 0) -> None:
@@ -131,6 +131,8 @@ def _find_pieces(container: Container, record: _Record) -> dict[str, list[_Piece
         found.setdefault(view.tensor.name, []).append(_Piece(view, info, at, record.orders.get(item.name, Order())))
 
     for t in model.tensors():
+        if t.gguf and t.gguf[0].name in held:         # a key of the metadata
+            continue
         info = container.tensors.get(t.name)
         add(t, info, info.offset if info else 0)
     layers: dict[int, ExpertLayer] = {layer.layer: layer for layer in container.layers}

@@ -69,6 +69,7 @@ def _model(container: Container, module: ModuleType, model: Model, arch: str) ->
                ("general.quantization_version", "u32", 2), *(_entry(f"{arch}.{key}", value) for key, value in keys.items() if value is not None)]
     ropes = {name: [float(np.float32(v)) for v in values] for name, values in ropes.items()}
     tensors = _tensors(container, model) | {n: SourceTensor(n, (len(v),), "f32", "f32") for n, v in ropes.items()}
+    entries += [(key, "[f32]", _numbers(container, model, tensors.pop(key))) for key in module.NAMES.get("gguf_weight_keys", ())]
     given = {k: v for k, _, v in entries} | {f"tensor:{n}": v for n, v in ropes.items()} | {"tensor_names": frozenset(tensors)}
     try:
         if registry.find_gguf(arch, given) is not module:
@@ -86,6 +87,19 @@ def _entry(key: str, value: Any) -> Entry:
     if isinstance(value, float):
         return key, "f32", float(np.float32(value))
     return key, "str" if isinstance(value, str) else "bool" if isinstance(value, bool) else "u32", value
+
+
+def _numbers(container: Container, model: Model, whole: SourceTensor) -> list[float]:
+    """The weights of all layers that a GGUF keeps under one key, in the places that their sources name."""
+    out = np.zeros(whole.shape, np.float32)
+    with container.opened() as raw:
+        for t in model.tensors():
+            if t.gguf and t.gguf[0].name == whole.name:
+                info = container.tensors[t.name]
+                if info.quant != "f32":
+                    raise other(container, f"tensor {t.name!r} is stored as {info.quant}")
+                out[slice(*t.gguf[0].rows)] = np.frombuffer(raw.read(info.offset, 4 * t.shape[0]), "<f4")
+    return out.tolist()
 
 
 def _tensors(container: Container, model: Model) -> dict[str, SourceTensor]:

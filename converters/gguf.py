@@ -1,7 +1,8 @@
 """GGUFSource: a GGUF model, in one file or in parts; blocks pass through unchanged under `keep`, or are decoded to floats.
 
 What a GGUF says with tensors instead of keys (an own output matrix, rope factors) is handed to the architecture module beside
-the metadata. All metadata is kept, with its types, so that an export can be exact.
+the metadata; weights that it keeps as keys (NAMES["gguf_weight_keys"]) are tensors [layers] here. All metadata is kept, with its types,
+so that an export can be exact.
 """
 import json
 import math
@@ -42,6 +43,8 @@ class GGUFSource:
         self.name = clean_name(str(meta.get("general.name") or self.stem))
         self.tensors = {n: SourceTensor(n, t.shape, t.quant, source_quant(t.quant)) for n, t in self._file.tensors.items()}
         self.config = self._config(meta)
+        self._held = {key: self._numbers(key) for key in self.module.NAMES.get("gguf_weight_keys", ())}
+        self.tensors |= {key: SourceTensor(key, x.shape, "f32", "f32") for key, x in self._held.items()}
         licence = meta.get("general.license")
         self.provenance: dict[str, Any] = {"license": licence[:200] if isinstance(licence, str) else None}
         self.sections = {"source_config": ("application/json", dump(self.config)),
@@ -62,6 +65,8 @@ class GGUFSource:
             self.sections["generation_config"] = ("application/json", dump(generation))
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        if name in self._held:
+            return self._held[name].view(np.uint8).reshape(1, -1)
         return self._file.read(name, start, stop)
 
     def close(self) -> None:
@@ -72,6 +77,14 @@ class GGUFSource:
         if not isinstance(value, str):
             raise FormatError(f"{self.path}: key {key!r}: got {value!r:.60}, expected a string", "gguf-key")
         return value
+
+    def _numbers(self, key: str) -> np.ndarray:
+        """The weights that a key holds, one for each layer [layers]; as llama.cpp reads them, a number alone is every layer's."""
+        value, layers = self._file.metadata.get(key), self.config["num_hidden_layers"]
+        values = value if isinstance(value, list) else [value] * layers
+        if len(values) != layers or not all(isinstance(x, float) and math.isfinite(x) for x in values):
+            raise FormatError(f"{self.path}: key {key!r}: got {value!r:.60}, expected a finite number, or one for each of {layers} layers", "gguf-key")
+        return np.array(values, "<f4")
 
     def _config(self, meta: dict[str, Any]) -> dict[str, Any]:
         """config.json's keys, by the architecture module; it also sees the tensors' names and the small ones it asks for."""

@@ -117,7 +117,7 @@ class View:
 
     def _read(self, start: int, stop: int) -> np.ndarray:
         """Stored rows: uint8 [n, row_bytes]."""
-        each = self.stored[-1] // self.tensor.shape[-1] if self.src.squeeze else 1
+        each = self.stored[-1] // math.prod(self.tensor.shape[-1:]) if self.src.squeeze else 1
         return self.source.rows(self.tensor.name, start * each, stop * each).reshape(stop - start, -1)
 
     def floats(self, start: int, stop: int) -> np.ndarray:
@@ -170,7 +170,7 @@ class View:
         if self.src.squeeze:
             left = iter(place)
             place = [0 if n == 1 else next(left) for n in self.tensor.shape]
-        return f"{self.tensor.name}[{', '.join(map(str, place))}]"
+        return f"{self.tensor.name}[{', '.join(map(str, place))}]" if place else self.tensor.name
 
 
 def find_view(source: Source, srcs: tuple[Src, ...], expert: int | None = None, n_experts: int = 0) -> View | None:

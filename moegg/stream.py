@@ -13,7 +13,7 @@ from moegg.errors import BadRequest
 
 # (opening, closing) tags of reasoning text, as the templates of known models spell them
 REASONING_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"),
-                  ("<|START_THINKING|>", "<|END_THINKING|>"), ("<|channel>thought", "<channel|>"))
+                  ("<|START_THINKING|>", "<|END_THINKING|>"), ("<|channel>thought", "<channel|>"), ("<|inner_prefix|>", "<|inner_suffix|>"))
 
 
 class StreamDecoder:

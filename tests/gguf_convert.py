@@ -45,6 +45,8 @@ def convert(folder, path):
            list: writer.add_array}
     for key, value in (meta | more).items():
         add[type(value)](f"{arch}.{key}", value)
+    for key in [n for n in tensors if n.startswith("xielu.")]:
+        writer.add_array(key, tensors.pop(key))
     tiny._add_tokenizer(writer, config["vocab_size"])
     for name, x in (tensors | extra).items():
         writer.add_tensor(name, np.ascontiguousarray(x, np.float32))
@@ -65,6 +67,10 @@ def tensors_of(config, arch, arrays):
         name = name.replace("model.language_model.", "model.").replace("language_model.model.",
                                                                        "model.").replace("language_model.lm_head", "lm_head")
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
+            continue
+        if ".act_fn." in name:                                                      # a key of the metadata, one number per layer
+            layer, value = int(name.split(".")[2]), float(x.reshape(()))
+            out.setdefault(f"xielu.{name.rsplit('.', 1)[1]}", [0.0] * n)[layer] = value
             continue
         if found := EXPERT.fullmatch(name):
             experts.setdefault((found[2], PART[found[4]]), {})[int(found[3])] = x

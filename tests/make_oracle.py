@@ -6,7 +6,8 @@ Writes generation_config.json, weights.json, oracle.npz and oracle.json beside t
 The config is one as a release spells it, tiny: about 4 layers, hidden size 64, vocabulary 512, windows and chunks far below 150, an
 eps of 1e-2 so that a wrong one shows. Seeds are tried until no greedy choice is a near tie. Refuses checkpoints that transformers does
 not load to the last tensor. Tensors get the names under which transformers saves them; where a release has others, rename them with
---rename OLD=NEW (a regular expression and its replacement).
+--rename OLD=NEW (a regular expression and its replacement). An architecture that transformers does not have, but an equal of, is
+computed by that: its config is equal.json, beside config.json.
 """
 import argparse
 import hashlib
@@ -32,7 +33,7 @@ ROUTER = re.compile(r"Router$")         # classes whose result is (logits, weigh
 
 def kind(name, fresh):
     """The recipe of one tensor: [shape, kind, parameters..., options]. fresh: its value in an untrained model."""
-    leaf, shape, fan = name.rsplit(".", 1)[-1], list(fresh.shape), fresh.shape[-1]
+    leaf, shape, fan = name.rsplit(".", 1)[-1], list(fresh.shape), (1, *fresh.shape)[-1]
     digits = lambda x: float(f"{x:.6g}")        # noqa: E731
     if leaf == "A_log":
         return [shape, "uniform", 1.95, 0.05, {"fn": "log", "dtype": "F32"}]
@@ -40,6 +41,8 @@ def kind(name, fresh):
         return [shape, "normal", 1.0, -2.0, {"dtype": "F32"}]
     if "correction_bias" in name:
         return [shape, "normal", 0.2, {"dtype": "F32"}]
+    if leaf in ("beta", "eps"):             # numbers of one layer; an eps far from 0, so that a wrong one shows
+        return [shape, "uniform", 0.3, {"beta": 0.4, "eps": -0.5}[leaf]]
     if leaf == "bias" or len(shape) == 1:
         base = float(fresh[0]) if leaf != "bias" and "norm" in name else 0.0
         return [shape, "normal", 0.2, base] if base else [shape, "normal", 0.2]
@@ -153,13 +156,14 @@ def main():
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     folder, rename = args.config.parent, [tuple(x.split("=", 1)) for x in args.rename]
-    config = transformers.AutoConfig.from_pretrained(folder)
-    model_class = getattr(transformers, json.loads(args.config.read_text())["architectures"][0])
+    equal = folder / "equal.json" if (folder / "equal.json").exists() else args.config
     prompts, example = [p.ids.tolist() for p in oracle.load("llama")[0]], oracle.FIXTURES / "llama" / "generation_config.json"
     shutil.copyfile(example, folder / "generation_config.json")
     ends, skipped = set(json.loads(example.read_text())["eos_token_id"]), []
     with tempfile.TemporaryDirectory() as work:
-        shutil.copyfile(args.config, Path(work) / "config.json")
+        shutil.copyfile(equal, Path(work) / "config.json")
+        config = transformers.AutoConfig.from_pretrained(work)
+        model_class = getattr(transformers, json.loads(equal.read_text())["architectures"][0])
         for seed in range(30):
             rules = recipe(model_class, config, seed, rename)
             model = load(model_class, Path(work), rules)

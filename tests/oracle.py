@@ -44,7 +44,7 @@ INTEGERS = {"F8_E8M0": "u1", "U8": "u1", "U32": "<u4", "I64": "<i8"}
 def encode(x, dtype):
     """(dtype, shape, bytes) as safetensors stores them."""
     bits = FLOATS[dtype](np.asarray(x, np.float32)) if dtype in FLOATS else np.asarray(x).astype(INTEGERS[dtype])
-    return dtype, list(bits.shape), bits.tobytes()
+    return dtype, list(np.shape(x)), bits.tobytes()
 
 
 def write_safetensors(path, tensors, dtype):

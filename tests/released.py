@@ -235,6 +235,27 @@ RELEASED = {  # name: (arch, keys that matter, parameters as published)
         "num_hidden_layers": 64, "num_key_value_heads": 8, "pad_token_id": 1, "pretraining_tp": 1, "residual_dropout": 0.1,
         "rms_norm_eps": 1e-6, "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0, "tie_word_embeddings": False,
         "vocab_size": 155136}, 36151104512),
+    "MiMo-7B-RL": ("qwen2", COMMON | {    # 7,833,409,536 with the layer that predicts a second token: 210,790,400, which are left out
+        "architectures": ["MiMoForCausalLM"], "attention_bias": True, "auto_map": {}, "head_dim": 128, "hidden_size": 4096,
+        "intermediate_size": 11008, "max_position_embeddings": 32768, "max_window_layers": 36, "model_type": "mimo", "num_attention_heads": 32,
+        "num_hidden_layers": 36, "num_key_value_heads": 8, "num_nextn_predict_layers": 1, "pad_token_id": 151643, "rms_norm_eps": 1e-5,
+        "rope_scaling": None, "rope_theta": 640000, "sliding_window": None, "tie_word_embeddings": False, "use_sliding_window": False,
+        "vocab_size": 151680}, 7622619136),
+    "Apertus-8B-Instruct-2509": ("apertus", COMMON | {
+        "architectures": ["ApertusForCausalLM"], "attention_bias": False, "hidden_act": "xielu", "hidden_dropout": 0.0, "hidden_size": 4096,
+        "intermediate_size": 21504, "max_position_embeddings": 65536, "mlp_bias": False, "model_type": "apertus", "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "pad_token_id": 3, "post_norm": False, "qk_norm": True, "rms_norm_eps": 1e-5,
+        "rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+                         "rope_type": "llama3", "type": "llama3"},
+        "rope_theta": 12000000, "tie_word_embeddings": False, "vocab_size": 131072}, 8053338240),
+    "TeleChat3-36B-Thinking": ("telechat3", COMMON | {
+        "architectures": ["Telechat3ForCausalLM"], "attention_bias": False, "auto_map": {}, "head_dim": 128, "hidden_size": 6144,
+        "initializer_range": 0.0048, "intermediate_size": 24576, "max_position_embeddings": 32768, "mlp_bias": False,
+        "model_type": "telechat3", "num_attention_heads": 48, "num_hidden_layers": 64, "num_key_value_heads": 8, "pad_token_id": 3,
+        "pretraining_tp": 1, "rms_norm_eps": 1e-5, "rope_scaling": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 4.0, "original_max_position_embeddings": 8192,
+            "rope_type": "telechat3-yarn", "type": "telechat3-yarn"},
+        "rope_theta": 1000000.0, "tie_word_embeddings": False, "vocab_size": 131072}, 36239579136),
     "ERNIE-4.5-0.3B-PT": ("ernie4-5", COMMON | {
         "architectures": ["Ernie4_5ForCausalLM"], "head_dim": 128, "hidden_size": 1024, "intermediate_size": 3072,
         "max_position_embeddings": 131072, "model_type": "ernie4_5", "num_attention_heads": 16, "num_hidden_layers": 18,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from moegg import registry
-from moegg.arch import ConfigReader, Gqa, Mla, Mlp, Moe
+from moegg.arch import ConfigReader, Gqa, Mla, Mlp, Moe, walk
 from moegg.errors import FormatError, MoeggError, UnsupportedModel
-from tests import tiny
+from tests import oracle, tiny
 from tests.released import RELEASED
 
 ARCHS = registry.names()
@@ -273,7 +273,7 @@ def test_soft_caps_and_scale_of_gemma3():
     assert (plain.layers[0].attn.softcap, plain.logit_softcap) == (0.0, 0.0)
 
 
-ONE_ACT = {"bailing-hybrid", "kimi-linear", "lfm2", "lfm2-moe", "jamba", "maple", "minimax", "qwen3-next", "qwen3-5", "qwen3-5-moe", "qwen4-exp",
+ONE_ACT = {"apertus", "bailing-hybrid", "kimi-linear", "lfm2", "lfm2-moe", "jamba", "maple", "minimax", "qwen3-next", "qwen3-5", "qwen3-5-moe", "qwen4-exp",
            "gpt-oss"}         # know one activation
 
 
@@ -376,10 +376,46 @@ def test_biases_of_seed_oss_and_ernie_have_keys_of_their_own():
     ("youtu", {"num_key_value_heads": 1}, UnsupportedModel, "num_key_value_heads"),
     ("solar-open", {"use_qk_norm": True}, UnsupportedModel, "use_qk_norm"),
     ("solar-open", {"first_k_dense_replace": 1}, UnsupportedModel, "first_k_dense_replace"),
-    ("qwen3-5", {"attn_output_gate": False}, UnsupportedModel, "attn_output_gate")])
+    ("qwen3-5", {"attn_output_gate": False}, UnsupportedModel, "attn_output_gate"),
+    ("apertus", {"hidden_act": "silu"}, UnsupportedModel, "hidden_act"), ("apertus", {"post_norm": True}, UnsupportedModel, "post_norm"),
+    ("apertus", {"qk_norm": False}, UnsupportedModel, "qk_norm"), ("apertus", {"mlp_bias": True}, UnsupportedModel, "mlp_bias")])
 def test_keys_beyond_the_reference_are_refused(arch, changes, error, key):
     with pytest.raises(error, match=key):
         tiny.describe(arch, **changes)
+
+
+def test_xielu_has_values_of_every_layer_and_a_rope_that_is_named():
+    """Apertus: transformers 4 takes a config without scaling for none, transformers 5 for one by 8."""
+    layers = tiny.describe("apertus").layers
+    assert [x.ffn.act.alpha_p.name for x in layers] == [f"layers.{i}.ffn.alpha_p" for i in range(3)]
+    assert all(x.ffn.gate is None and t.role == "aux" for x in layers for t in walk(x.ffn.act))
+    assert tiny.describe("apertus", rope_scaling={"rope_type": "default"}).layers[0].attn.rope.scaling == ()
+    assert tiny.describe("apertus", attention_bias=True).layers[0].attn.o_bias and not layers[0].attn.q_bias
+    with pytest.raises(UnsupportedModel, match="'rope_scaling' is None; its classes disagree"):
+        tiny.describe("apertus", rope_scaling=None)
+
+
+def test_mimo_is_qwen2_whatever_its_bias_key_says():
+    plain, mimo = (tiny.describe("qwen2", model_type=t, num_nextn_predict_layers=1, attention_bias=True) for t in ("qwen2", "mimo"))
+    assert plain == mimo and mimo.layers[0].attn.q_bias and registry.find(model_type="mimo") is registry.find(hf="MiMoForCausalLM")
+
+
+def test_the_equal_by_which_telechat3_was_computed_is_the_same_model():
+    """transformers has no class for it; the oracle is its Llama's, by the config beside it."""
+    configs = (json.loads((oracle.FIXTURES / "telechat3" / name).read_text()) for name in ("config.json", "equal.json"))
+    ours, equal = (registry.find(hf=c["architectures"][0]).describe(ConfigReader(c)) for c in configs)
+    ropes = [m.layers[0].attn.rope.regimes() for m in (ours, equal)]
+    assert ours.arch == "telechat3" and ropes[0] == ropes[1] and [(t.hf, t.shape) for t in ours.tensors()] == [(t.hf, t.shape) for t in equal.tensors()]
+
+
+def test_the_yarn_of_telechat3_grows_by_seven_hundredths():
+    """Its frequencies are those of plain YaRN; what it does not know of it is refused."""
+    changed = {"rope_type": "telechat3-yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    rope, yarn = (tiny.describe("telechat3", rope_scaling=changed | {"rope_type": t}).layers[0].attn.rope.regimes()[0] for t in ("telechat3-yarn", "yarn"))
+    assert rope[1] == yarn[1] and (rope[2], yarn[2]) == pytest.approx((1 + 0.07 * math.log(4), 1 + 0.1 * math.log(4)))
+    for key, value in (("mscale", 1.0), ("attention_factor", 1.2), ("type", "yarn")):
+        with pytest.raises(UnsupportedModel, match=f"'rope_scaling.{key}'"):
+            tiny.describe("telechat3", rope_scaling=changed | {key: value})
 
 
 # --- documents ----------------------------------------------------------------------------------------------------------

@@ -73,6 +73,8 @@ def gguf(path, arch, *, seed=0, qtype="F32", tokenizer=True, **changes):
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
     for key, value in meta.items():
         add[type(value)](f"{name}.{key}", value)
+    for key in module.NAMES.get("gguf_weight_keys", ()):
+        writer.add_array(key, tensors.pop(key).tolist())
     if tokenizer:
         _add_tokenizer(writer, model.vocab)
     kind = package.GGMLQuantizationType[qtype]

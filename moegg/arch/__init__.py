@@ -5,7 +5,7 @@ derive everything from it. Shapes are as stored, [out, in], row-major; letters a
 D hidden size, H/Hkv query/KV heads, Dh head dim, F width, E experts, K top-k, V vocabulary.
 A new architecture of known kinds is one module; a new kind of block is a kernel, a state rule, a reference and a decision.
 """
-from moegg.arch.blocks import Gqa, Indexer, Mlp, Norm, PerLayerGate, PerLayerInputs
+from moegg.arch.blocks import Gqa, Indexer, Mlp, Norm, PerLayerGate, PerLayerInputs, Xielu
 from moegg.arch.chat import Chat, choose_chat
 from moegg.arch.config import F32_MAX, F32_MIN, I32_MAX, ConfigReader, fits_f32
 from moegg.arch.mixers import PAST_MAX, SCAN_MAX, Conv, DeltaNet, Lightning, LowRank, Mamba, Mixer, ShortConv
@@ -18,5 +18,5 @@ from moegg.arch.tensors import ROLES, Experts, Part, Src, Tensor
 
 __all__ = ["F32_MAX", "F32_MIN", "I32_MAX", "MAX_GROUPS", "PAST_MAX", "ROLES", "ROPE_TYPES", "SCAN_MAX", "Chat", "ConfigReader", "Conv", "DeltaNet",
            "Experts", "Gqa", "Indexer", "Layer", "Lightning", "LowRank", "Mamba", "Mixer", "Mla", "Mlp", "Model", "Moe", "NGram", "Norm",
-           "Part", "PerLayerGate", "PerLayerInputs", "Ple", "Rope", "Router", "ShortConv", "Src", "Streams", "Tensor", "choose_chat", "fits_f32", "hash_multipliers",
+           "Part", "PerLayerGate", "PerLayerInputs", "Ple", "Rope", "Router", "ShortConv", "Src", "Streams", "Tensor", "Xielu", "choose_chat", "fits_f32", "hash_multipliers",
            "offsets_of", "primes_from", "read_layer_ropes", "read_rope", "rope_of", "walk"]

@@ -96,13 +96,24 @@ class Gqa:
 
 
 @dataclass(frozen=True)
+class Xielu:
+    """xIELU (arXiv 2411.13010) with values of its own, [1] each: a x^2 + beta x where x > 0, elsewhere b (exp(min(x, eps)) - 1 - x) + beta x,
+    with a = softplus(alpha_p) and b = beta + softplus(alpha_n)."""
+    alpha_p: Tensor
+    alpha_n: Tensor
+    beta: Tensor
+    eps: Tensor
+
+
+@dataclass(frozen=True)
 class Mlp:
     """down(act(gate x) * up x), or down(act(up x)) without gate. act: 'silu', 'gelu_tanh', or, with g = gate x cut
-    at 7 from above and u = up x at both sides, 'swiglu_oai' (gpt-oss): g sigmoid(1.702 g) (u + 1), and 'silu_cut' (maple): silu(g) u."""
+    at 7 from above and u = up x at both sides, 'swiglu_oai' (gpt-oss): g sigmoid(1.702 g) (u + 1), and 'silu_cut' (maple): silu(g) u;
+    without gate also one that has learned values."""
     gate: Tensor | None
     up: Tensor
     down: Tensor
-    act: str = "silu"
+    act: str | Xielu = "silu"
     gate_bias: Tensor | None = None
     up_bias: Tensor | None = None
     down_bias: Tensor | None = None

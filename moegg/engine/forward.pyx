@@ -180,7 +180,7 @@ cdef class Executor:
         for i, (m, buffers) in enumerate(program.mixers):
             fill_mixer(self.arena, &mixers[i], m, i, weights, buffers)
         for i, op in enumerate(program.ops):
-            fill_op(&ops[i], op, weights)
+            fill_op(self.arena, &ops[i], op, weights)
             ops[i].record = records.get(op.layer, (-1, 0))[0]
             if op.attn_index >= 0:
                 ops[i].attn = &attn[op.attn_index]

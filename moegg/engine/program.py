@@ -25,6 +25,7 @@ from moegg.arch import (
     ShortConv,
     Streams,
     Tensor,
+    Xielu,
 )
 
 # residual, normed input, attention, block output, MLP halves, betas, per-layer inputs and what goes into them, how streams take an output,
@@ -53,7 +54,7 @@ class Op:
     norm: Norm | None = None
     n: int = 0
     at: int = 0
-    act: str = ""
+    act: str | Xielu = ""
     gate: Tensor | None = None
     scale: float = 1.0
     softcap: float = 0.0

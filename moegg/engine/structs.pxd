@@ -1,7 +1,7 @@
 # structs.pxd - what forward.pyx calls of structs.pyx.
 from moegg.kernels.exec cimport mg_attn_layer, mg_indexer, mg_mixer_layer, mg_moe_layer, mg_ngram, mg_op, mg_rope
 
-cdef int fill_op(mg_op *m, op, dict weights) except -1
+cdef int fill_op(arena, mg_op *m, op, dict weights) except -1
 cdef int fill_rope(arena, mg_rope *r, rope, int ctx) except -1
 cdef int fill_latent(mg_attn_layer *l, a, int index, dict weights, kv, int ctx, int ubatch) except -1
 cdef int fill_attn(mg_attn_layer *l, a, int index, dict weights, kv, int ctx, int ubatch) except -1

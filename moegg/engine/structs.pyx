@@ -12,7 +12,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
 
 from moegg.kernels.exec cimport *
 
-from moegg.arch import DeltaNet, Lightning, Mamba, Ple, ShortConv
+from moegg.arch import DeltaNet, Lightning, Mamba, Ple, ShortConv, Xielu
 from moegg.engine.state import pad16
 from moegg.errors import UnsupportedModel
 from moegg.planner import kv_positions
@@ -89,7 +89,7 @@ cdef int fill_norm(mg_norm *m, norm, dict weights) except -1:
             m.b = vector(weights, norm.bias)
 
 
-cdef int fill_op(mg_op *m, op, dict weights) except -1:
+cdef int fill_op(arena, mg_op *m, op, dict weights) except -1:
     """All but the pointers to layer structs."""
     m.kind, m.layer = _KINDS[op.kind], op.layer
     m.src, m.src2, m.src3, m.dst = op.src, op.src2, op.src3, op.dst
@@ -104,8 +104,25 @@ cdef int fill_op(mg_op *m, op, dict weights) except -1:
     if op.heads:                                # the matrices of the heads follow one another
         m.heads, m.head_src, m.head_dst = op.heads, op.head_src, op.head_dst
         m.mat[0].rows //= op.heads
-    if op.act:
+    if isinstance(op.act, Xielu):
+        m.act, m.norm.w = MG_XIELU, xielu(arena, op.act, weights)
+    elif op.act:
         m.act = _ACTS[op.act]
+
+
+cdef float scalar(dict weights, tensor) except? -1:
+    return (<const float *><uintptr_t>weights[tensor.name].address)[0]
+
+
+cdef const float *xielu(arena, x, dict weights) except NULL:
+    """a, b, beta and eps of csrc/ops.h: softplus in libm's doubles, each value rounded once, so the same everywhere."""
+    beta = scalar(weights, x.beta)
+    values = (softplus(scalar(weights, x.alpha_p)), beta + softplus(scalar(weights, x.alpha_n)), beta, scalar(weights, x.eps))
+    return <const float *><uintptr_t>arena.keep(np.array(values, np.float32))
+
+
+cdef double softplus(double x):
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 cdef int fill_mat(mg_mat *m, dict weights, weight, bias) except -1:

@@ -16,6 +16,8 @@ cdef extern from "exec.h" nogil:
         MG_SIGMOID
         MG_SWIGLU_OAI
         MG_SILU_CUT
+        MG_XIELU
+        MG_ACT_VALUES
         MG_NORM_RMS
         MG_NORM_LAYER
         MG_SCORE_SOFTMAX
@@ -83,7 +85,7 @@ cdef extern from "exec.h" nogil:
         void (*attention_fold)(float *into, const float *part, int64_t dim_pad)
         void (*attention_finish)(const float *part, int64_t dim, float sink, float *out)
         void (*glu)(int act, const float *g, const float *u, int64_t n, float *h)
-        void (*act)(int act, const float *x, int64_t n, float *h)
+        void (*act)(int act, const float *values, const float *x, int64_t n, float *h)
         float (*dot)(const float *x, const float *y, int64_t n)
         void (*softcap)(float *x, float cap, int64_t n)
         void (*softmax)(float *x, int64_t n)

@@ -7,11 +7,13 @@ import numpy as np
 from libc.stdint cimport int32_t, int64_t, uintptr_t
 
 from moegg.kernels cimport _core
-from moegg.kernels.exec cimport MG_CHUNK, MG_GELU_TANH, MG_PART_HEAD, MG_QROWS, MG_SCORES, MG_SIGMOID, MG_SILU, MG_SILU_CUT, MG_SWIGLU_OAI, MG_TILE, mg_attn, mg_oldest
+from moegg.kernels.exec cimport (
+    MG_ACT_VALUES, MG_CHUNK, MG_GELU_TANH, MG_PART_HEAD, MG_QROWS, MG_SCORES, MG_SIGMOID, MG_SILU, MG_SILU_CUT, MG_SWIGLU_OAI,
+    MG_TILE, MG_XIELU, mg_attn, mg_oldest)
 
 from moegg.errors import BadRequest
 
-_ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH, "sigmoid": MG_SIGMOID, "swiglu_oai": MG_SWIGLU_OAI, "silu_cut": MG_SILU_CUT}
+_ACTS = {"silu": MG_SILU, "gelu_tanh": MG_GELU_TANH, "sigmoid": MG_SIGMOID, "swiglu_oai": MG_SWIGLU_OAI, "silu_cut": MG_SILU_CUT, "xielu": MG_XIELU}
 TILE, CHUNK = MG_TILE, MG_CHUNK
 
 
@@ -59,10 +61,11 @@ def glu(act, gate, up):
     return np.asarray(g)
 
 
-def act(name, x):
-    """act(x [N]); name: 'silu', 'gelu_tanh' or 'sigmoid'."""
+def act(name, x, values=None):
+    """act(x [N]); name: 'silu', 'gelu_tanh', 'sigmoid' or 'xielu', whose values [4] are a, b, beta and eps of csrc/ops.h."""
     cdef float[::1] a = _row(x)
-    _core.op_table().act(_ACTS[name], &a[0], a.shape[0], &a[0])
+    cdef float[::1] v = a if name != "xielu" else _row(values, MG_ACT_VALUES)
+    _core.op_table().act(_ACTS[name], &v[0], &a[0], a.shape[0], &a[0])
     return np.asarray(a)
 
 

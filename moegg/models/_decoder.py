@@ -33,11 +33,11 @@ class Decoder:
 
     roots: prefixes under which sources keep the decoder, the first that exists is used. defaults: values of the reference's
     config class for keys a config may leave out. plus_one: norm weights are stored as w - 1 (gemma; not in GGUF).
-    layer_norm: the norms are LayerNorms of eps_key, with or without biases.
+    acts: the activations that a config may name. layer_norm: the norms are LayerNorms of eps_key, with or without biases.
     """
 
     def __init__(self, cfg: ConfigReader, arch: str, *, roots: tuple[str, ...] = ("model.",), plus_one: bool = False,
-                 defaults: Mapping[str, Any] | None = None, act_key: str = "hidden_act", act_default: str = "silu",
+                 defaults: Mapping[str, Any] | None = None, act_key: str = "hidden_act", act_default: str = "silu", acts: Mapping[str, str] = ACTS,
                  eps_key: str = "rms_norm_eps", eps_default: float = 1e-6, layer_norm: bool = False, norm_bias: bool = False):
         def size(key: str, high: int = SIZE_MAX) -> int:
             return cfg.int(key, low=1, high=high, **({"default": defaults[key]} if defaults and key in defaults else {}))
@@ -55,7 +55,7 @@ class Decoder:
         if self.head_dim % 2:
             raise cfg.wrong("head_dim", f"rope needs an even head dimension, got {self.head_dim}")
         self.eps, self.layer_norm, self.norm_bias = cfg.float(eps_key, default=eps_default, low=0), layer_norm, norm_bias
-        self.act = ACTS[cfg.expect(act_key, *ACTS, default=act_default)]
+        self.act = acts[cfg.expect(act_key, *acts, default=act_default)]
         cfg.ignore(*HARMLESS)
 
     # --- tensors --------------------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ SHAPES = {
     "lfm": Shape(OBJECT, f"{families.LFM}[", ", ", f"]{families.LFM_END}"),
     "gemma": Shape(f"<|tool_call>call:{NAME}{ARGUMENTS}<tool_call|>", between=""),
     "python": Shape(OBJECT, f"{families.PYTHON_CALLS}\n[", ", ", f"]\n{families.PYTHON_CALLS_END}"),
+    "apertus": Shape(f'{{"{NAME}": {ARGUMENTS}}}', f"{families.APERTUS}[", ", ", f"]{families.APERTUS_END}"),
     "glm4": Shape(f"{NAME}\n{ARGUMENTS}", between=None),
     "gemma3": Shape(PROMPTED, between=None),
     "llama": Shape(PROMPTED, between=None),

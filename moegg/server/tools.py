@@ -163,16 +163,17 @@ LFM = ToolFormat("lfm", (families.LFM,), families.lfm)
 GEMMA = ToolFormat("gemma", tuple(families.GEMMA_ENDS), families.gemma)
 GEMMA3 = ToolFormat("gemma3", (families.FENCE_CODE, families.FENCE_JSON), families.prompted, bare=True)
 GLM4 = ToolFormat("glm4", (), families.line, line=True)
+APERTUS = ToolFormat("apertus", (families.APERTUS,), families.apertus)
 PYTHON = ToolFormat("python", (families.PYTHON_CALLS,), families.python)
 LLAMA = ToolFormat("llama", (families.PYTHON_TAG, families.PYTHON_START), families.prompted, bare=True)
 HARMONY = ToolFormat("harmony", (harmony.START, harmony.CHANNEL, harmony.MESSAGE, *harmony.ENDS), reasons=True)
-FORMATS = (NONE, TAGS, FUNCTION, MARKED, MINIMAX, MISTRAL, DEEPSEEK, KIMI, LFM, GEMMA, GEMMA3, GLM4, PYTHON, LLAMA, HARMONY)
+FORMATS = (NONE, TAGS, FUNCTION, MARKED, MINIMAX, MISTRAL, DEEPSEEK, KIMI, LFM, GEMMA, GEMMA3, GLM4, APERTUS, PYTHON, LLAMA, HARMONY)
 
 # what a template writes; the first row that occurs decides
 _WRITTEN = (
     (harmony.CHANNEL, HARMONY), (tags.FUNCTION, FUNCTION), (tags.MINIMAX, MINIMAX), ("<|tool_call>", GEMMA), ("<start_function_call>", GEMMA),
     (families.LFM, LFM), ("<|tool_list_start|>", LFM), (families.MISTRAL, MISTRAL), (families.DEEPSEEK[1], DEEPSEEK),
-    (families.KIMI[1], KIMI), (families.PYTHON_CALLS, PYTHON), *((mark, MARKED) for mark in families.MARKED), (tags.CALL, TAGS), (families.PYTHON_TAG, LLAMA),
+    (families.KIMI[1], KIMI), (families.APERTUS, APERTUS), (families.PYTHON_CALLS, PYTHON), *((mark, MARKED) for mark in families.MARKED), (tags.CALL, TAGS), (families.PYTHON_TAG, LLAMA),
     (families.PYTHON_START, LLAMA), ('"parameters": dictionary', LLAMA),
 )
 

@@ -1,4 +1,4 @@
-"""Calls in the notations that several families share: JSON objects, Python calls, lists of either, and `call:name{...}`.
+"""Calls in the notations that several families share: JSON objects, Python calls, lists of either, `{name: {...}}`, and `call:name{...}`.
 
 Owns Draft, which collects what one block of a model's text calls. A reader adds whole calls and raises Malformed where the text
 breaks off: half a call is never handed out, since a client would run it; whole ones before it stand.
@@ -76,6 +76,22 @@ def call_object(t: Text, draft: Draft, bare: bool = False) -> Steps[None]:
     if len(name) > MAX_NAME or not name or not NAME.fullmatch(name) or arguments is None and (bare or not word):
         raise t.malformed()
     draft.add(name, _pairs(arguments or "{}"))
+
+
+def named_call(t: Text, draft: Draft) -> Steps[None]:
+    """{"name": {arguments}} whose '{' was read; with several names there are as many calls."""
+    while True:
+        yield from t.space()
+        name = yield from string(t)
+        if len(name) > MAX_NAME or not name or not NAME.fullmatch(name):
+            raise t.malformed()
+        yield from t.space()
+        yield from t.expect(":")
+        draft.add(name, _pairs((yield from value(t))))
+        yield from t.space()
+        if (yield from t.expect(",", "}")) == "}":
+            draft.end = t.at
+            return
 
 
 def _text(literal: str) -> str:

@@ -1,4 +1,4 @@
-"""Readers of the families that mark calls with words of their own: Mistral, DeepSeek, Kimi, LFM2, Gemma, GLM-4, Llama, OLMo, and JSON between markers.
+"""Readers of the families that mark calls with words of their own: Mistral, DeepSeek, Kimi, LFM2, Gemma, GLM-4, Llama, OLMo, Apertus, and JSON between markers.
 
 A reader starts behind the opener that was found, adds the calls of one block to a Draft, and stops behind the block.
 Sources: the families' chat templates; FunctionGemma's formatting guide (ai.google.dev); vLLM's documentation of tool parsers (Kimi).
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from moegg.server.tools_calls import Draft, call_list, call_object, gemma_call, python_call
+from moegg.server.tools_calls import Draft, call_list, call_object, gemma_call, named_call, python_call
 from moegg.server.tools_text import NAME, PYTHON, Steps, Text, members
 
 MISTRAL, MISTRAL_ID, MISTRAL_ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -18,6 +18,7 @@ LFM, LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
 GEMMA_ENDS = {"<|tool_call>": "<tool_call|>", "<start_function_call>": "<end_function_call>"}
 PYTHON_TAG, PYTHON_START, PYTHON_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
 PYTHON_CALLS, PYTHON_CALLS_END = "<function_calls>", "</function_calls>"
+APERTUS, APERTUS_END = "<|tools_prefix|>", "<|tools_suffix|>"
 FENCE, FENCE_CODE, FENCE_JSON = "```", "```tool_code", "```json"
 # Granite and Phi-4-mini; Jamba, Hunyuan and MiniMax-M1; Command R7B; InternLM
 MARKED = {"<|tool_call|>": "<|/tool_call|>", "<tool_calls>": "</tool_calls>", "<|START_ACTION|>": "<|END_ACTION|>",
@@ -141,6 +142,20 @@ def prompted(t: Text, opener: str, draft: Draft) -> Steps[None]:
         yield from call_list(t, draft, bare=bare)
     if opener in (FENCE_JSON, PYTHON_START):
         yield from _skip(t, FENCE if opener == FENCE_JSON else PYTHON_END)
+
+
+def apertus(t: Text, opener: str, draft: Draft) -> Steps[None]:
+    """[{"name": {...}}, ...]: the name is the key of the arguments."""
+    yield from t.space()
+    yield from t.expect("[")
+    while True:
+        yield from t.space()
+        yield from t.expect("{")
+        yield from named_call(t, draft)
+        yield from t.space()
+        if (yield from t.expect(",", "]")) == "]":
+            break
+    yield from _skip(t, APERTUS_END)
 
 
 def python(t: Text, opener: str, draft: Draft) -> Steps[None]:

@@ -90,9 +90,10 @@ def test_a_checkpoint_exports_what_the_converter_of_llama_cpp_writes(case):
     (a, meta), (b, wanted) = ((f.fields["general.architecture"].contents(), f.fields)
                               for f in (gguf.GGUFReader(out), gguf.GGUFReader(path)))
     assert a == b
+    assert {k for k in meta if k.startswith("xielu.")} == {k for k in wanted if k.startswith("xielu.")}
     for key in meta.keys() & wanted.keys() - {f"{a}.feed_forward_length"}:      # which no model with experts alone reads
         mine, value = meta[key].contents(), wanted[key].contents()
-        assert not key.startswith(f"{a}.") or mine == (value if isinstance(value, str) else pytest.approx(value, rel=1e-6)), key
+        assert not key.startswith((f"{a}.", "xielu.")) or mine == (value if isinstance(value, str) else pytest.approx(value, rel=1e-6)), key
 
 
 def test_an_export_has_the_shapes_of_llama_cpps_converter(case):
@@ -196,6 +197,45 @@ def test_decays_that_are_not_negative_are_an_error(make, tmp_path):
         convert_to(path, tmp_path, "keep")
 
 
+XIELU = ("alpha_p", "alpha_n", "beta", "eps")
+
+
+def xielu_keys(path, out, change):
+    """The GGUF `path` with other values of xIELU: change(key, its four numbers), None for none."""
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(out, "apertus")
+    for key, field in reader.fields.items():
+        if key.startswith("xielu."):
+            if (value := change(key, field.contents())) is not None:
+                (writer.add_array if isinstance(value, list) else writer.add_float32)(key, value)
+        elif not key.startswith("GGUF.") and key != "general.architecture":
+            writer.add_key_value(key, field.contents(), field.types[0], *field.types[1:2] if len(field.types) > 1 else ())
+    for t in reader.tensors:
+        writer.add_tensor(t.name, t.data.copy())
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    return out
+
+
+def test_one_number_of_xielu_is_every_layers(tmp_path):
+    """As llama.cpp's loader reads it; exported again it is that number."""
+    plain, ids = gguf_convert.convert(oracle.rebuild("apertus", tmp_path / "hf"), tmp_path / "m.gguf"), list(range(3, 30))
+    one = xielu_keys(plain, tmp_path / "one.gguf", lambda key, values: values[0])
+    four = xielu_keys(plain, tmp_path / "four.gguf", lambda key, values: values[:1] * 4)
+    container = convert_to(one, tmp_path, "keep")
+    np.testing.assert_array_equal(logits(container, ids), logits(convert_to(four, tmp_path, "keep"), ids))
+    back = gguf.GGUFReader(export(Container.open(container), tmp_path / "back.gguf").path)
+    assert all(isinstance(back.fields[f"xielu.{x}"].contents(), float) for x in XIELU)
+
+
+@pytest.mark.parametrize("value", [None, [0.5] * 3, [0.5] * 5, [float("nan")] * 4, float("inf"), [1, 1, 1, 1]], ids=str)
+def test_values_of_xielu_that_are_none_are_an_error(value, tmp_path):
+    plain = gguf_convert.convert(oracle.rebuild("apertus", tmp_path / "hf"), tmp_path / "m.gguf")
+    path = xielu_keys(plain, tmp_path / "bad.gguf", lambda key, values: value if key == "xielu.alpha_n" else values)
+    with pytest.raises(FormatError, match=r"'xielu.alpha_n': got .*, expected a finite number, or one for each of 4 layers \[gguf-key\]"):
+        GGUFSource(path)
+
+
 def test_layers_for_multi_token_prediction_are_left_out(make, tmp_path):
     def more(tensors, keys):
         tensors["blk.8.nextn.eh_proj.weight"] = np.zeros((64, 128), "f4")
@@ -255,7 +295,7 @@ def test_an_architecture_that_gguf_files_may_have_and_moegg_not_names_its_neighb
         registry.find_gguf(name, {})
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_moe", "kimi_linear", "gemma4_dense", "llama4", "jamba"])
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_moe", "kimi_linear", "gemma4_dense", "llama4", "jamba", "apertus"])
 def test_an_imported_gguf_comes_back_bit_by_bit(name, tmp_path):
     """Decays too, of which a file holds the logarithm: exp(log(x)) is not always x."""
     path = gguf_convert.convert(oracle.rebuild(name, tmp_path / "hf"), tmp_path / "m.gguf")

@@ -10,7 +10,7 @@ RNG = np.random.default_rng(0)
 STACK, FUSED, PLAIN, VECTOR = (RNG.standard_normal(s).astype("f4") for s in ((3, 6, 4), (3, 4, 12), (7, 4), (9,)))
 DATA = {"stack": STACK, "fused_t": FUSED, "plain": PLAIN, "vector": VECTOR, "biases": RNG.standard_normal((3, 8)).astype("f4"),
         "conv": RNG.standard_normal((6, 1, 4)).astype("f4"), "plain8": RNG.standard_normal((8, 3)).astype("f4"),
-        "boxed": RNG.standard_normal((1, 1, 5, 1)).astype("f4")}
+        "boxed": RNG.standard_normal((1, 1, 5, 1)).astype("f4"), "number": np.array(0.5, "f4")}
 
 
 class Fake:
@@ -18,7 +18,7 @@ class Fake:
     tensors = {n: SourceTensor(n, x.shape, "F32", "f32") for n, x in DATA.items()}
 
     def rows(self, name, start, stop):
-        x = DATA[name].reshape(-1, DATA[name].shape[-1])[start:stop]
+        x = DATA[name].reshape(-1, *DATA[name].shape[-1:])[start:stop]
         assert len(x) == stop - start
         return np.ascontiguousarray(x).view(np.uint8)
 
@@ -43,6 +43,7 @@ CASES = {
     "groups of a vector": (Src("vector", rows=(1, 3, 1), groups=3), None, VECTOR.reshape(3, 3)[:, 1:].ravel()),
     "axes of size 1": (Src("conv", squeeze=True), None, DATA["conv"][:, 0]),
     "a vector in a box": (Src("boxed", squeeze=True), None, DATA["boxed"].ravel()),
+    "a number": (Src("number", squeeze=True), None, DATA["number"].reshape(1)),
     "stacked vectors": (Src("biases", stacked=True), 2, DATA["biases"][2]),
 }
 
@@ -65,9 +66,9 @@ def test_a_view_is_what_numpy_makes_of_the_same_steps(case):
 def test_an_element_is_named_by_its_place_in_the_source(case):
     src, expert, want = CASES[case]
     view = find_view(Fake(), (src,), expert, 3)
-    row, col = view.n_rows - 1, view.shape[-1] - 2
-    name, place = view.element(row, col)[:-1].split("[")
-    assert DATA[name][tuple(map(int, place.split(", ")))] + np.float32(src.add) == np.atleast_2d(want)[row, col]
+    row, col = view.n_rows - 1, max(0, view.shape[-1] - 2)
+    name, _, place = view.element(row, col).rstrip("]").partition("[")
+    assert DATA[name][tuple(map(int, place.split(", "))) if place else ()] + np.float32(src.add) == np.atleast_2d(want)[row, col]
 
 
 def test_the_first_alternative_that_exists_is_used():

@@ -8,6 +8,9 @@ import pytest
 
 from moegg import registry
 from moegg.arch import ConfigReader
+from moegg.converters.hf import HFSource
+from moegg.converters.plan import make_plan
+from moegg.converters.policy import RECIPES
 from tests import oracle
 from tests.loading import convert_to, open_engine
 from tests.reference.forward import forward, greedy
@@ -85,6 +88,24 @@ def test_fp8_kept_as_it_is_gives_the_logits_of_its_exact_values(name, tmp_path):
         logits, idx, w, _ = engine.forward(p.ids.tolist())
         p.check(logits)
         p.check_router(idx, w)
+
+
+def test_mimo_gives_the_logits_of_qwen2_without_its_layers_for_more_tokens(tmp_path):
+    """transformers has no class for it: qwen2's checkpoint under its names, with such a layer, which is left out and counted."""
+    folder = oracle.rebuild("qwen2", tmp_path / "hf")
+    config = json.loads((folder / "config.json").read_text()) | {
+        "architectures": ["MiMoForCausalLM"], "model_type": "mimo", "attention_bias": True, "num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    recipe = json.loads((oracle.FIXTURES / "qwen2" / "weights.json").read_text())
+    tensors = {n: oracle.recipe_tensor(recipe, n) for n in recipe["tensors"]}
+    more = {n.replace("layers.0", "mtp_layers.0"): x for n, x in tensors.items() if n.startswith("model.layers.0.")}
+    more |= {"model.mtp_layers.0.input_proj.weight": np.zeros((64, 128)), "model.mtp_layers.0.final_layernorm.weight": np.ones(64)}
+    oracle.write_shards(folder, tensors | more, recipe["dtype"])
+    plan = make_plan(HFSource(folder), RECIPES["f32"])
+    assert plan.ignored == {"model.mtp_layers.*": len(more)} and f"left out: {len(more)} tensors named model.mtp_layers.*" in " ".join(plan.lines())
+    engine = open_engine(convert_to(folder, tmp_path, "f32"), ctx=256)
+    for p in oracle.load("qwen2")[0]:
+        p.check(engine.forward(p.ids.tolist())[0])
 
 
 @pytest.mark.skipif("MOEGG_TEST_STORYTELLER" not in os.environ, reason="MOEGG_TEST_STORYTELLER: folder of the trained checkpoint")

@@ -72,6 +72,31 @@ def test_activations(level, n):
     agree(ops.glu, "sigmoid", x, x, want=d / (1 + np.exp(-d)))
 
 
+def xielu(x, a, b, beta, eps):
+    """In float64; the values are those of f32."""
+    d = x.astype(float)
+    return np.where(d > 0, a * d * d + beta * d, b * (np.expm1(np.minimum(d, eps)) - d) + beta * d)
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("values", [(0.8, 0.8, 0.5, -1e-6), (0.3, 2.25, 0.125, -0.5), (0.0, 0.0, 0.0, 0.0)])
+def test_xielu(level, n, values):
+    x = (RNG.standard_normal(n) * RNG.choice([1e-3, 1.0, 30.0], n)).astype(np.float32)
+    values = np.array(values, np.float32)
+    agree(ops.act, "xielu", x, values, want=xielu(x, *map(float, values)), atol=2e-7 * max(1, np.abs(x).max()))
+
+
+def test_xielu_at_the_ends_of_the_range(level):
+    """Small negative inputs keep their digits, exp(x) - 1 would not; -0 and 0 give 0; large ones have no overflow on the other side."""
+    values = np.array([0.8, 0.75, 0.5, -1e-6], np.float32)
+    small = -np.logspace(-9, 0, 64).astype(np.float32)
+    np.testing.assert_allclose(ops.act("xielu", small, values), xielu(small, *map(float, values)), rtol=4e-7, atol=1e-12)
+    np.testing.assert_array_equal(ops.act("xielu", [-1e4, 1e4], values), np.float32([-5000 + 0.75 * 9999, 80005000]))
+    assert np.isnan(ops.act("xielu", [np.nan], values)).all() and (np.abs(ops.act("xielu", [0.0, -0.0], values)) < 1e-6).all()
+    with pytest.raises(BadRequest):
+        ops.act("xielu", [1.0], values[:3])
+
+
 @pytest.mark.parametrize("n", SIZES)
 def test_gated_activations(level, n):
     g, u = (RNG.standard_normal(n) * 6).astype(np.float32), RNG.standard_normal(n).astype(np.float32)

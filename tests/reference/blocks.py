@@ -25,8 +25,20 @@ def linear(x, w, bias=None):
     return y if bias is None else y + bias
 
 
+def softplus(x):
+    return np.logaddexp(0, x, dtype=np.float64)
+
+
+def xielu(x, alpha_p, alpha_n, beta, eps):
+    """a x^2 + beta x above 0, b (expm1(min(x, eps)) - x) + beta x below, with a = softplus(alpha_p), b = beta + softplus(alpha_n)."""
+    a, b = F32(softplus(alpha_p)), F32(beta + softplus(alpha_n))
+    return np.where(x > 0, a * x * x + beta * x, b * (np.expm1(np.minimum(x, eps)) - x) + beta * x)
+
+
 def act(name, x):
-    """'silu', 'sigmoid', or 'gelu_tanh': 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    """'silu', 'sigmoid', 'gelu_tanh': 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), or ('xielu', its four values)."""
+    if isinstance(name, tuple):
+        return xielu(x, *name[1])
     if name in ("silu", "sigmoid"):
         return (x if name == "silu" else 1) / (1 + np.exp(-x))
     assert name == "gelu_tanh", name

@@ -151,7 +151,8 @@ def _linear(x, weights, tensor, bias):
 
 
 def _mlp(m, weights, x):
-    return blocks.mlp(x, weights[m.gate.name] if m.gate else None, weights[m.up.name], weights[m.down.name], m.act,
+    name = m.act if isinstance(m.act, str) else ("xielu", [weights[t.name][0] for t in (m.act.alpha_p, m.act.alpha_n, m.act.beta, m.act.eps)])
+    return blocks.mlp(x, weights[m.gate.name] if m.gate else None, weights[m.up.name], weights[m.down.name], name,
                       *(weights[b.name] if b else None for b in (m.gate_bias, m.up_bias, m.down_bias)))
 
 

@@ -60,7 +60,7 @@ def _read_file(path):
 
 def apply(src, array, e=0):
     """The steps of one Src: squeeze, stacked, transpose, rows of groups, add."""
-    x = array.squeeze() if src.squeeze else array.reshape(-1, array.shape[-1]) if src.flat else array
+    x = np.atleast_1d(array.squeeze()) if src.squeeze else array.reshape(-1, array.shape[-1]) if src.flat else array
     x = x[e] if src.stacked else x
     x = x.swapaxes(-1, -2) if src.transpose else x
     if src.rows:
@@ -98,6 +98,7 @@ def gguf_meta(path, tensors=()):
 
 def load_gguf(path, model):
     import gguf
-    arrays = {t.name: gguf.dequantize(t.data, t.tensor_type).reshape([int(n) for n in reversed(t.shape)])
-              for t in gguf.GGUFReader(path).tensors}
-    return resolve(model, arrays, "gguf")
+    reader = gguf.GGUFReader(path)
+    arrays = {t.name: gguf.dequantize(t.data, t.tensor_type).reshape([int(n) for n in reversed(t.shape)]) for t in reader.tensors}
+    keys = {s.name for t in model.tensors() for s in t.gguf} & reader.fields.keys()
+    return resolve(model, arrays | {k: np.array(reader.fields[k].contents(), np.float32) for k in keys}, "gguf")

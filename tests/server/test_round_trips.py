@@ -51,6 +51,8 @@ FAMILIES = {
     "llama-3.1": ("llama", EACH.replace("__ONE__", "{{ '; ' if not loop.first else '' }}{{ '{\"name\": \"' + f.name + '\", \"parameters\": ' + (f.arguments | tojson)"
         " + '}' }}") + "{# {\"name\": function name, \"parameters\": dictionary of argument name and its value} #}", "<|start_header_id|>ipython<|end_header_id|>%s"),
     "glm-4": ("glm4", EACH.replace("__ONE__", "{{ f.name + '\\n' + (f.arguments | tojson) }}"), "<|observation|>\\n%s"),
+    "apertus": ("apertus", "{{ '<|tools_prefix|>[' }}" + EACH.replace("__ONE__", "{{ '{\"' + f.name + '\": ' + (f.arguments | tojson) + '}' }}" + COMMA)
+        + "{{ ']<|tools_suffix|>' }}", "[%s]"),
     "olmo-3": ("python", "{{ '<function_calls>' }}" + EACH.replace("__ONE__", "{{ f.name + '(' }}{% for k, v in f.arguments | items %}{{ k + '=' + (v | tojson) }}"
         + COMMA + "{% endfor %}{{ ')\\n' if not loop.last else ')' }}") + "{{ '</function_calls>' }}", "<|im_start|>environment\\n%s"),
     "seed-oss": ("function", EACH.replace("__ONE__", "{{ '\\n<seed:tool_call>\\n<function=' + f.name + '>\\n' }}{% for k, v in f.arguments | items %}"

@@ -174,7 +174,8 @@ def spoken(talk, text, template, thinking=False, given=()):
     ("ernie4-5-moe", "<think>\nhm\n</think>\n\n<response>\nyes </response> no\n</response>\n", ("hm", "yes </response> no")),
     ("granite", "<think>hm</think><response>yes</response>", ("hm", "yes")),
     ("gpt-oss", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>yes", ("hm", "yes")),
-    ("qwen2", "<think>hm</think>yes", ("", "<think>hm</think>yes")), ("granite", "plain <response>", ("", "plain <response>")),
+    ("qwen2", "<think>hm</think>yes", ("hm", "yes")), ("phi3", "<think>hm</think>yes", ("", "<think>hm</think>yes")),
+    ("apertus", "<|inner_prefix|>hm<|inner_suffix|>yes", ("hm", "yes")), ("telechat3", "<think>hm</think>yes", ("hm", "yes")), ("granite", "plain <response>", ("", "plain <response>")),
 ])
 @pytest.mark.parametrize("given", [(), ({"type": "function", "function": {"name": "f"}},)], ids=["talk", "tools"])
 def test_reasoning_is_apart_though_the_template_says_nothing_of_it(arch, text, expected, given):

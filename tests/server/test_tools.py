@@ -89,6 +89,8 @@ EXAMPLES = [
     ("function", "<seed:tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n</function>\n</seed:tool_call>", "", [OSLO]),
     ("python", "Let me see.\n<function_calls>\nweather(city=\"Oslo\")\nweather(city='Bergen', days=2)\n</function_calls>", "Let me see.", [OSLO, BERGEN]),
     ("python", "<function_calls>ls()</function_calls>", "", [LS]),
+    ("apertus", 'Wait.<|tools_prefix|>[{"weather": {"city": "Bergen", "days": 2}}, {"ls": {}}]<|tools_suffix|>', "Wait.", [BERGEN, LS]),
+    ("apertus", '<|tools_prefix|>[{"weather": "{\\"city\\": \\"Oslo\\"}"}]', "", [OSLO]),
     ("glm4", 'weather\n{"city": "Oslo"}', "", [OSLO]), ("glm4", '\nls\r\n {"p": "/"}\nSo.', "So.", [ROOT]),
     ("llama", '{"name": "weather", "parameters": {"city": "Oslo"}}', "", [OSLO]),
     ("llama", ' {"type": "function", "name": "ls", "parameters": {}}; {"name": "weather", "parameters": {"city": "Oslo"}}', "",
@@ -131,6 +133,8 @@ TEXTS = {
     "gemma3": ["```tool_code\nx = 1\n```", '```json\n{"name": "x"}\n```'],
     "glm4": ['weather {"city": "Oslo"}', 'rain\n{"city": "Oslo"}', 'weather\n["x"]', 'weather\n{"city": "Os', "weather", "weather\nis fine", '{"p": 1}',
              'I call\nls\n{}', 'x' * 200 + '\n{}'],
+    "apertus": ["<|tools_prefix|>[]<|tools_suffix|>", '<|tools_prefix|>[{"ls": {"p": "/ho', '<|tools_prefix|>[{"l s": {}}]<|tools_suffix|>',
+                '<|tools_prefix|>[{"ls": 5}]<|tools_suffix|>'],
     "python": ["<function_calls>\nls(\n", "<function_calls></function_calls>", "<function_calls>\nls\n</function_calls>"],
     "llama": [
         '{"answer": 42}', '{"name": "Bob", "age": 4}', ' {"name": "ls"}\n', "[link](url) and [ls(p=1) text",

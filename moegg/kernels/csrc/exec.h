@@ -107,7 +107,7 @@ typedef struct {
     int32_t n_mats, mat_dst[3];
     mg_mat mat[3];
     int32_t n, act, at;                         /* width of norms and adds; activation of GLU and ACT; GLU: where in a row src2 begins */
-    mg_norm norm;                               /* of NORM, HEAD, PER_LAYER; ADD: the post norm; GATE: w [n]; SCALE: w [1] */
+    mg_norm norm;                               /* of NORM, HEAD, PER_LAYER; ADD: the post norm; GATE: w [n]; SCALE: w [1]; ACT: w [MG_ACT_VALUES] */
     int32_t heads, head_src, head_dst;          /* HEADS: how many, and the distance of two in src and dst */
     float scale, softcap;                       /* EMBED, NORM, ADD, HEAD, PER_LAYER: scale; HEAD: softcap, 0 = none */
     float keep;                                 /* ADD: factor on what is there */

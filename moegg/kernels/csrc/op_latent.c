@@ -70,7 +70,7 @@ static void gate_heads_task(void *ctx, int64_t begin, int64_t end, int worker) {
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
         float *g = row(c->e, c->op->src, i), *y = row(c->e, c->op->dst, i);
-        mg_ops.act(MG_SIGMOID, g, heads, g);
+        mg_ops.act(MG_SIGMOID, NULL, g, heads, g);
         for (int64_t h = 0; h < heads; h++) mg_ops.scale(y + h * n, g[h], n);
     }
 }

@@ -50,7 +50,7 @@ static void gate_task(void *ctx, int64_t begin, int64_t end, int worker) {
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
         float g = mg_ops.dot(row(c->e, c->op->src, i), c->op->norm.w, c->op->n);
-        mg_ops.act(MG_SIGMOID, &g, 1, &g);
+        mg_ops.act(MG_SIGMOID, NULL, &g, 1, &g);
         mg_ops.scale(row(c->e, c->op->dst, i), g, c->op->n);
     }
 }
@@ -63,7 +63,7 @@ void mg_per_token(mg_exec *e, const mg_op *op, mg_task_fn fn, int64_t floats) {
 static void act_task(void *ctx, int64_t begin, int64_t end, int worker) {
     const op_ctx *c = ctx;
     (void)worker;
-    for (int64_t i = begin; i < end; i++) mg_ops.act(c->op->act, row(c->e, c->op->src, i), c->op->n, row(c->e, c->op->dst, i));
+    for (int64_t i = begin; i < end; i++) mg_ops.act(c->op->act, c->op->norm.w, row(c->e, c->op->src, i), c->op->n, row(c->e, c->op->dst, i));
 }
 
 static void scale_task(void *ctx, int64_t begin, int64_t end, int worker) {

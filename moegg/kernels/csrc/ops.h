@@ -13,7 +13,8 @@
 #define MG_PART_HEAD 32      /* floats before the values in a partial result */
 #define MG_QROWS 8           /* query rows that share one pass over the keys */
 
-enum { MG_SILU, MG_GELU_TANH, MG_SIGMOID, MG_SWIGLU_OAI, MG_SILU_CUT };
+enum { MG_SILU, MG_GELU_TANH, MG_SIGMOID, MG_SWIGLU_OAI, MG_SILU_CUT, MG_XIELU };
+#define MG_ACT_VALUES 4      /* of XIELU: a, b, beta, eps */
 
 /* Keys and values of one KV head of one session. K is stored by blocks of 16 positions, [block][dim][16], so that a lane is a
  * key; V is [position][ldv]. by_row: K is [position][dim], dim a multiple of 16, and V its first dim_pad values. cap positions, a multiple of MG_TILE; position p lives at p % cap (a ring for windows). */
@@ -47,7 +48,9 @@ typedef struct {
     void (*attention_finish)(const float *part, int64_t dim, float sink, float *out);
     /* h = act(g) * u, n floats; h may be g or u. SWIGLU_OAI: g sigmoid(1.702 g) (u + 1) with g at most 7 and u in -7..7. */
     void (*glu)(int act, const float *g, const float *u, int64_t n, float *h);
-    void (*act)(int act, const float *x, int64_t n, float *h);                     /* h = act(x), SILU to SIGMOID; h may be x */
+    /* h = act(x), SILU to SIGMOID and XIELU; h may be x. values: [MG_ACT_VALUES] of XIELU: a x^2 + beta x where x > 0, elsewhere
+     * b (expm1(min(x, eps)) - x) + beta x. */
+    void (*act)(int act, const float *values, const float *x, int64_t n, float *h);
     void (*add)(float *x, const float *y, int64_t n);                              /* x += y */
     void (*scale)(float *x, float s, int64_t n);
     void (*axpy)(float w, const float *y, float *x, int64_t n);                    /* x = fma(w, y, x) */

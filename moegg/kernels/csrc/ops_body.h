@@ -110,11 +110,18 @@ VF_TARGET static void op_glu(int act, const float *g, const float *u, int64_t n,
     }
 }
 
-VF_TARGET static void op_act(int act, const float *x, int64_t n, float *h) {
+VF_FN vf xielu(vf x, const float *v) {
+    const vf rest = vf_mul(vf_set1(v[2]), x);
+    const vf above = vf_fma(vf_mul(vf_set1(v[0]), x), x, rest), below = vf_sub(vf_expm1(vf_min(vf_set1(v[3]), x)), x);
+    return vf_pick(vf_set1(0), x, above, vf_fma(vf_set1(v[1]), below, rest));
+}
+
+VF_TARGET static void op_act(int act, const float *values, const float *x, int64_t n, float *h) {
     switch (act) {
     case MG_SILU: MAP(n, x, h, activation(MG_SILU, a)); break;
     case MG_GELU_TANH: MAP(n, x, h, activation(MG_GELU_TANH, a)); break;
     case MG_SIGMOID: MAP(n, x, h, activation(MG_SIGMOID, a)); break;
+    case MG_XIELU: MAP(n, x, h, xielu(a, values)); break;
     }
 }
 

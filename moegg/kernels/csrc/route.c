@@ -71,7 +71,7 @@ static void choose_task(void *ctx, int64_t begin, int64_t end, int worker) {
             sparsemixer(l, s, choice, idx, w);
         } else {
             if (grows) largest(s, n, l->top_k, idx);
-            if (l->score == MG_SCORE_SOFTMAX) mg_ops.softmax(s, n); else mg_ops.act(MG_SIGMOID, s, n, s);
+            if (l->score == MG_SCORE_SOFTMAX) mg_ops.softmax(s, n); else mg_ops.act(MG_SIGMOID, NULL, s, n, s);
             if (!grows) {
                 memcpy(choice, s, (size_t)n * 4);
                 if (l->select_bias) mg_ops.add(choice, l->select_bias, n);

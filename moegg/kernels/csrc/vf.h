@@ -210,8 +210,9 @@ VF_FN vf vf_sums(const float *p) {
 VF_FN vf vf_sums(const float *p) { VF_EACH(vf_sum(vf_load(p + i * 16))); }
 #endif
 
-/* exp, about 1 ulp between -87 and 88, clamped outside; NaN stays NaN. Range reduction and polynomial after Cephes expf. */
-VF_FN vf vf_exp(vf x) {
+/* exp(x) = (1 + p) 2^n with |ln(1 + p)| <= ln(2) / 2, x clamped to -87..88: p, and *power = 2^n; NaN stays NaN. Range reduction and
+ * polynomial after Cephes expf. */
+VF_FN vf vf_exp_parts(vf x, vf *power) {
     const vf magic = vf_set1(12582912.0f);             /* 1.5 * 2^23: adding and subtracting it rounds to nearest */
     x = vf_min(vf_set1(88.0f), vf_max(vf_set1(-87.0f), x));
     vf n = vf_sub(vf_add(vf_mul(x, vf_set1(1.44269504f)), magic), magic);
@@ -223,8 +224,22 @@ VF_FN vf vf_exp(vf x) {
     p = vf_fma(p, r, vf_set1(4.1665795894e-2f));
     p = vf_fma(p, r, vf_set1(1.6666665459e-1f));
     p = vf_fma(p, r, vf_set1(5.0000001201e-1f));
-    p = vf_add(vf_fma(p, vf_mul(r, r), r), vf_set1(1.0f));
-    return vf_mul(p, vf_pow2(n));
+    *power = vf_pow2(n);
+    return vf_fma(p, vf_mul(r, r), r);
+}
+
+/* About 1 ulp. */
+VF_FN vf vf_exp(vf x) {
+    vf power;
+    const vf p = vf_exp_parts(x, &power);
+    return vf_mul(vf_add(p, vf_set1(1.0f)), power);
+}
+
+/* exp(x) - 1, about 1 ulp where |x| is small, too. */
+VF_FN vf vf_expm1(vf x) {
+    vf power;
+    const vf p = vf_exp_parts(x, &power);
+    return vf_fma(p, power, vf_sub(power, vf_set1(1.0f)));
 }
 
 /* tanh(x) = 1 - 2 / (exp(2x) + 1): absolute error about 1e-7, enough for gelu and soft caps. */
