@@ -9,7 +9,7 @@ model without a chat template continues the text. Reasoning goes to stderr.
 
 Prompt:
   --system=TEXT            instructions that stand before the conversation
-  --file=FILE              read the prompt from a file
+  --file=FILE              read the prompt from a file, '-' is standard input
   --raw                    no chat template; special tokens written in the prompt count as such
   --nothink                ask the model not to reason, and show no reasoning
   --chat-template=FILE     a Jinja template instead of the one in the file
@@ -43,6 +43,7 @@ Memory:
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from moegg import log
@@ -112,6 +113,8 @@ def _check(args: dict[str, Any]) -> None:
 
 def _prompt_text(args: dict[str, Any]) -> str | None:
     """The prompt, or None for a chat. Of a file or standard input the last line break is no part of the prompt."""
+    if args["--file"] == Path("-"):
+        return read_stdin().removesuffix("\n")
     given = args["PROMPT"] if args["--file"] is None else read_text(args["--file"]).removesuffix("\n")
     if given not in (None, "-") or args["--file"] is not None:
         piped = read_piped().removesuffix("\n")

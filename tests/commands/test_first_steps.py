@@ -127,6 +127,13 @@ def test_text_piped_in_beside_a_prompt_is_not_dropped(call, qwen3_moe_file, monk
         assert tokens_of(call, qwen3_moe_file, "Say:", "--raw") == both
 
 
+def test_a_dash_after_file_is_standard_input_as_in_other_commands(call, qwen3_moe_file, monkeypatch, tmp_path):
+    (tmp_path / "text").write_bytes("wörd word\n".encode())
+    with open(tmp_path / "text") as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert tokens_of(call, qwen3_moe_file, "--file", "-", "--raw") == tokens_of(call, qwen3_moe_file, "wörd word", "--raw")
+
+
 def test_an_open_pipe_with_nothing_in_it_does_not_hang_a_prompt(capsys, monkeypatch):
     log.configure(False)
     read, write = os.pipe()
