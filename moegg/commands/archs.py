@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from moegg import registry
-from moegg.arch import ConfigReader, Gqa, Layer, Mla, Mlp, Model, Moe, Norm, Streams
+from moegg.arch import ConfigReader, Gqa, Layer, Mla, Mlp, Model, Moe, Norm, Streams, Xielu
 from moegg.errors import ExitStatus, UnsupportedModel, printable
 
 WIDTH = 100
@@ -93,6 +93,8 @@ def latent_kinds(a: Mla) -> Iterator[str]:
 def ffn_kinds(f: Mlp | Moe) -> Iterator[str]:
     if isinstance(f, Mlp):
         yield "gated MLP" if f.gate else "MLP"
+        if isinstance(f.act, Xielu):
+            yield "activations with learned values"
         return
     yield f"experts ({f.router.score} router)"
     facts = {"shared expert": f.shared and not f.norm, "dense MLP beside experts": f.shared and f.norm, "expert biases": len(f.experts.parts) > 3,

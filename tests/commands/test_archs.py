@@ -19,6 +19,7 @@ def test_every_architecture_is_listed_with_what_it_is_made_of(capsys):
     assert {"keys as values", "dense MLP beside experts"} <= set(rows["gemma4"]["kinds"]) and rows["gemma4"]["gguf"] == ["gemma4"]
     assert rows["minimax"]["gguf"] == [] and rows["minimax"]["sources"] == ["safetensors (experts one by one or stacked)"]
     assert rows["gpt-oss"]["chat"][0]["calls"] == "harmony" and [c["calls"] for c in rows["deepseek"]["chat"]] == ["kimi", "tags", "deepseek"]
+    assert rows["apertus"]["kinds"][-2:] == ["MLP", "activations with learned values"] and rows["apertus"]["chat"][0]["calls"] == "apertus"
     assert "parallel residual" in rows["cohere2"]["kinds"] and "partial rope" in rows["glm"]["kinds"]
 
 
