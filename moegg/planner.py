@@ -215,10 +215,11 @@ def scratch_bytes(model: Model, ctx: int, ubatch: int, n_threads: int) -> int:
         n += pairs * (4 * (2 * width + model.d) + _act(width) + 256) + ubatch * (8 * experts + 128) + 512 * experts
     part = 4 * (48 + max((a.value_dim for a in (*attn, *latent)), default=0))
     n += n_threads * QROWS * (4 * (CHUNK + 16) + (1 + ITEMS) * part) + 4 * n_threads * QROWS * (ctx // CHUNK + 1) * part
-    if both:                                    # scores, sums and weights; what is seen; latent rows side by side
-        n += n_threads * max(4 * max(2 * (ctx // x.ratio + 17), 0 if isinstance(a, Mla) else QROWS * (a.head_dim + x.most + 32)) for a, x in both)
+    if both:                                    # scores; what is seen; that side by side
+        n += n_threads * max(8 * (ctx // x.ratio + 17) for _, x in both)
         n += 4 * ubatch * (1 + max(x.most for _, x in both))
-        n += max(((x.most + TILE) * a.kept[1] * 4 + a.n_head * (x.most // CHUNK + 1) * part for a, x in both if isinstance(a, Mla)), default=0)
+        n += max(4 * ((x.most + TILE) * a.kept[1] if isinstance(a, Mla) else n_threads * CHUNK * sum(a.kept[1:])) for a, x in both)
+        n += max(a.n_head * (x.most // CHUNK + 1) for a, x in both) * part
     return n + MAX_OUT * 4 * (model.vocab + 16) + len(model.layers) * 8192 + (1 << 16)
 
 

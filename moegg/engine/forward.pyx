@@ -136,17 +136,15 @@ cdef class Executor:
         both = [(a, x) for a in program.attn if (x := a.indexer)]
         if not both:
             return
-        self.e.sparse_floats = max(max(2 * pad16(ctx // x.ratio + 1), 0 if isinstance(a, Mla) else MG_QROWS * (pad16(a.head_dim) + pad16(
-            x.budget + x.ratio))) for a, x in both)
+        self.e.sparse_floats = max(2 * pad16(ctx // x.ratio + 1) for _, x in both)
         self.e.sparse_scratch = <float *>self.take(n_threads * self.e.sparse_floats * 4 + 64)
         self.e.seen_ld = 1 + max(x.most for _, x in both)
         shared = any(a.seen_from is not None for a in program.attn if isinstance(a, Mla))
         self.seen = <int32_t *>self.take((self.groups if shared else 1) * self.ubatch * self.e.seen_ld * 4)
         self.group_seen = self.ubatch * self.e.seen_ld if shared else 0
-        latent = [(a, x) for a, x in both if isinstance(a, Mla)]
-        if latent:
-            self.e.gathered = <uint8_t *>self.take(max((x.most + MG_TILE) * a.kept[1] for a, x in latent) * (4 if kv == "f32" else 2))
-            self.e.sparse_parts = <float *>self.take(max(a.n_head * (x.most // MG_CHUNK + 1) for a, x in latent) * part * 4)
+        values = max((x.most + MG_TILE) * a.kept[1] if isinstance(a, Mla) else n_threads * MG_CHUNK * sum(a.kept[1:]) for a, x in both)
+        self.e.gathered = <uint8_t *>self.take(values * (4 if kv == "f32" else 2))
+        self.e.sparse_parts = <float *>self.take(max(a.n_head * (x.most // MG_CHUNK + 1) for a, x in both) * part * 4)
 
     def _ops(self, program, weights: dict, moe: list, ctx: int, kv: str, records: dict):
         cdef mg_op *ops = <mg_op *>self.take(len(program.ops) * sizeof(mg_op))

@@ -144,11 +144,11 @@ typedef struct {
     int64_t attn_scratch_floats;
     float *attn_parts;       /* [max_split_rows, chunks of the longest context] partial results of a split context */
     int32_t max_split_rows;
-    float *sparse_scratch;   /* one per worker: block scores, or sums and weights of MG_QROWS heads */
+    float *sparse_scratch;   /* one per worker: block scores */
     int64_t sparse_floats;
     int32_t *seen;           /* [max_tokens][seen_ld] of MG_OP_CHOOSE: how many positions a row sees, then these, ascending */
     int64_t seen_ld;
-    uint8_t *gathered;       /* the latent rows that one row sees */
+    uint8_t *gathered;       /* latent rows that one row sees; or one per worker: keys and values of a chunk */
     float *sparse_parts;     /* [heads][chunks] partial results of one row */
     int32_t *blocks;         /* [max_tokens + 1] attention blocks */
     struct mg_job *jobs;     /* [2 * max_experts + 4] */

@@ -70,7 +70,6 @@ void mg_op_streams(mg_exec *e, const mg_op *op);         /* REPEAT to PLE */
 void mg_op_index(mg_exec *e, const mg_op *op);           /* op_index.c */
 void mg_op_choose(mg_exec *e, const mg_op *op);
 void mg_op_sparse(mg_exec *e, const mg_op *op);
-void mg_sparse_latent(mg_exec *e, const mg_op *op);      /* op_sparse_latent.c */
 /* route_idx and route_w of the rows of a buffer. */
 void mg_route(mg_exec *e, const mg_moe_layer *l, int buf);
 

@@ -47,18 +47,6 @@ typedef struct {
     int32_t n, states, lanes;
 } mg_scan_tile;
 
-/* Up to MG_QROWS query heads over n chosen positions of their KV head, ascending; k and v as in ops.h, all positions kept. */
-typedef struct {
-    const float *q[MG_QROWS];
-    const void *k, *v;
-    const int32_t *at;       /* [n] */
-    float *o[MG_QROWS];      /* [dim] */
-    float *weights, *sums;   /* [MG_QROWS][stride], [MG_QROWS][dim_pad] scratch */
-    int64_t dim, dim_pad, stride;
-    int32_t n, f32;
-    float scale;
-} mg_sparse_rows;
-
 enum { MG_DECAY_SOFTPLUS = 0, MG_DECAY_BOUNDED = 1 };
 
 typedef struct {
@@ -75,7 +63,6 @@ typedef struct {
     float (*dot)(const float *x, const float *y, int64_t n);
     /* out[j] = scale * sum over heads of w[h] relu(q[h] . keys[j]), j < n; w NULL: 1. q [heads][dim]; keys [n / 16][dim][16], f16 or f32. */
     void (*index_scores)(const float *q, const float *w, int heads, int64_t dim, const void *keys, int f32, int64_t n, float scale, float *out);
-    void (*sparse)(int heads, const mg_sparse_rows *t);
 } mg_mixer_table;
 
 extern mg_mixer_table mg_mixers;                /* the table in force; set with mg_ops */

@@ -269,53 +269,6 @@ VF_TARGET static void mixer_index_scores(const float *q, const float *w, int hea
     else index_rows(0, q, w, heads, dim, keys, n, scale, out);
 }
 
-/* Per head the order is that of its positions, whichever heads share them. */
-VF_FN void sparse_rows(const int N, const int f32, const mg_sparse_rows *t) {
-    float lanes[MG_QROWS][16];
-    for (int j = 0; j < t->n;) {                         /* scores: a block of 16 keys at a time */
-        const int32_t block = t->at[j] / 16;
-        vf a[MG_QROWS];
-        for (int r = 0; r < N; r++) a[r] = vf_set1(0);
-        for (int64_t d = 0; d < t->dim; d++) {
-            const vf k = load_kv(t->k, ((int64_t)block * t->dim + d) * 16, f32);
-            for (int r = 0; r < N; r++) a[r] = vf_fma(vf_set1(t->q[r][d]), k, a[r]);
-        }
-        for (int r = 0; r < N; r++) vf_store(lanes[r], vf_mul(a[r], vf_set1(t->scale)));
-        for (; j < t->n && t->at[j] / 16 == block; j++)
-            for (int r = 0; r < N; r++) t->weights[r * t->stride + j] = lanes[r][t->at[j] % 16];
-    }
-    float inv[MG_QROWS];
-    for (int r = 0; r < N; r++) {
-        float *w = t->weights + r * t->stride, top;
-        int64_t j = 0;
-        vf most = vf_set1(-INFINITY), sum = vf_set1(0);
-        for (; j < TAIL(t->n); j += 16) most = vf_max(vf_load(w + j), most);
-        for (top = vf_top(most); j < t->n; j++) top = w[j] > top ? w[j] : top;
-        const vf m = vf_set1(top);
-        MAP(t->n, w, w, vf_exp(vf_sub(a, m)));
-        for (j = 0; j < TAIL(t->n); j += 16) sum = vf_add(sum, vf_load(w + j));
-        if (j < t->n) sum = vf_add(sum, load_tail(w + j, t->n - j));
-        inv[r] = 1.0f / vf_sum(sum);
-        memset(t->sums + r * t->dim_pad, 0, (size_t)t->dim_pad * 4);
-    }
-    for (int from = 0; from < t->n; from += MG_TILE) {   /* values: what a tile of positions holds stays near */
-        const int to = t->n - from < MG_TILE ? t->n : from + MG_TILE;
-        for (int64_t d = 0; d < t->dim; d += 16) {
-            vf a[MG_QROWS];
-            for (int r = 0; r < N; r++) a[r] = vf_load(t->sums + r * t->dim_pad + d);
-            for (int j = from; j < to; j++) {
-                const vf v = load_kv(t->v, (int64_t)t->at[j] * t->dim_pad + d, f32);
-                for (int r = 0; r < N; r++) a[r] = vf_fma(vf_set1(t->weights[r * t->stride + j]), v, a[r]);
-            }
-            for (int r = 0; r < N; r++) vf_store(t->sums + r * t->dim_pad + d, a[r]);
-        }
-    }
-    for (int r = 0; r < N; r++)
-        for (int64_t d = 0; d < t->dim; d++) t->o[r][d] = t->sums[r * t->dim_pad + d] * inv[r];
-}
-
-VF_TARGET static void mixer_sparse(int heads, const mg_sparse_rows *t) { BY_ROWS(heads, t->f32, sparse_rows, t); }
-
 #define MG_MIXER_TABLE(name) \
     const mg_mixer_table name = {mixer_conv, mixer_matrix, mixer_scan, mixer_unit, mixer_decay, mixer_sigmoid, mixer_softplus, mixer_gate, mixer_dot, \
-        mixer_index_scores, mixer_sparse}
+        mixer_index_scores}

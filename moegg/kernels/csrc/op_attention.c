@@ -194,7 +194,7 @@ void mg_op_attention(mg_exec *e, const mg_op *op) {
         return;
     }
     const int64_t work = (int64_t)(deepest + 1) * l->shape.dim * group * per_block;
-    int64_t chunk = items / (4 * mg_pool_threads(e->pool));
+    int64_t chunk = items / ((l->shape.by_row ? 2 : 4) * mg_pool_threads(e->pool));       /* latent rows are read by all heads */
     chunk = chunk < 1 ? 1 : chunk > MG_ATTN_ITEMS ? MG_ATTN_ITEMS : chunk;
     if (chunk * work < 65536) chunk = 65536 / work;
     mg_pool_run(e->pool, attention_task, &c, items, chunk);
