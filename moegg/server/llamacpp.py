@@ -10,6 +10,8 @@ from moegg.server.fields import Fields
 from moegg.server.problem import bad
 from moegg.server.prompts import Prompter
 
+MAX_CONTENT = 1 << 20       # characters of a text to be tokenised, which takes a hundred times their memory and more
+
 
 def models(card: Mapping[str, Any]) -> dict[str, Any]:
     """GET /models."""
@@ -38,6 +40,8 @@ def tokenize(body: Mapping[str, Any], prompter: Prompter) -> dict[str, Any]:
     """POST /tokenize {content, add_special, parse_special, with_pieces}."""
     f = Fields(body)
     text = f.text("content", "") or ""
+    if len(text) > MAX_CONTENT:
+        raise bad(f"content: got {len(text)} characters, expected at most {MAX_CONTENT}; send a text in parts", "content")
     ids = prompter.tokenizer.encode(text, special=f.flag("parse_special", True), add_bos=f.flag("add_special", False))
     if not f.flag("with_pieces", False):
         return {"tokens": ids}

@@ -309,6 +309,8 @@ def test_llama_cpp_style_endpoints(serve):
         ids = post("/tokenize", {"content": "héllo <|im_end|>"})[1]["tokens"]
         assert ids[-1] == 4 and post("/detokenize", {"tokens": ids})[1]["content"] == "héllo <|im_end|>"
         assert post("/tokenize", {"content": "hé", "with_pieces": True})[1]["tokens"][0]["piece"]
+        status, r = post("/tokenize", {"content": "ab " * 400_000})        # 20 MB took 4.5 GB, whatever --ram said
+        assert status == 400 and "send a text in parts" in r["error"]["message"]
         assert post("/detokenize", {"tokens": [99999]})[0] == post("/tokenize", {"content": 3})[0] == 400
         assert post("/v1/embeddings", {"input": "x"})[0] == 501 and get("/v1/models")[1]["data"][0]["meta"] == {"arch": "tiny"}
 
