@@ -29,6 +29,7 @@ from tests import oracle  # noqa: E402
 
 NEW, NEAR, LEAST = 32, 5e-3, 1e-3       # greedy tokens; gap of a near tie; the smallest tolerance
 ROUTER = re.compile(r"Router$")         # classes whose result is (logits, weights, ids)
+INDEXER = re.compile(r"Indexer$")       # classes whose result is the positions that queries see, or more beside them
 
 
 def kind(name, fresh):
@@ -103,9 +104,29 @@ class Routers:
         return ids.gather(-1, order).numpy(), w.gather(-1, order).float().numpy()
 
 
+class Indexers:
+    """Records what the indexers of a model chose, if they give positions [1, S, k]."""
+
+    def __init__(self, model):
+        self.found = {}
+        for name, module in model.named_modules():
+            if INDEXER.search(type(module).__name__):
+                layer = int(re.search(r"layers\.(\d+)\.", name).group(1))
+                module.register_forward_hook(lambda _m, _i, out, layer=layer: self.found.update({layer: out}))
+
+    def take(self):
+        """{layer: [S, k] positions, ascending; -1 for those behind the query, which it does not see}."""
+        out = {}
+        for layer, ids in self.found.items():
+            if isinstance(ids, torch.Tensor) and ids.dtype == torch.int32:
+                ids = ids[0]
+                out[layer] = torch.where(ids <= torch.arange(len(ids))[:, None], ids, -1).sort(-1).values.numpy().astype(np.int16)
+        return out
+
+
 def run(model, prompts):
     """(arrays of oracle.npz, notes per prompt)."""
-    routers, data, notes = Routers(model), {}, []
+    routers, indexers, data, notes = Routers(model), Indexers(model), {}, []
     data["moe_layers"] = np.array(routers.layers, np.int16)
     model.generation_config = transformers.GenerationConfig(eos_token_id=None, pad_token_id=0)
     for i, ids in enumerate(prompts):
@@ -114,6 +135,7 @@ def run(model, prompts):
         if routers.layers:
             chosen, w = routers.take()
             data |= {f"{p}router_idx": chosen.astype(np.int16), f"{p}router_w": w.astype(np.float16)}
+        data |= {f"{p}seen_{layer}": ids for layer, ids in indexers.take().items()}
         done = model.generate(input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), max_new_tokens=NEW,
                               do_sample=False, output_logits=True, return_dict_in_generate=True)
         new, cached = done.sequences[0, len(ids):], torch.cat([x.float() for x in done.logits])

@@ -158,6 +158,7 @@ class Prompt:
     router_idx: np.ndarray | None
     router_w: np.ndarray | None
     tolerance: float
+    seen: dict[int, np.ndarray]
 
     def check(self, logits):
         """Logits [S, V] of the whole prompt: tail, every argmax that is not a near tie, every logsumexp."""
@@ -178,6 +179,13 @@ class Prompt:
         w, want = np.take_along_axis(w, ours, -1), np.take_along_axis(self.router_w, theirs, -1).astype(np.float32)
         np.testing.assert_allclose(w, want, rtol=0, atol=2e-3)
 
+    def check_seen(self, seen):
+        """seen: {layer: mask [S, S]} of what its indexer chose: the same positions for every token."""
+        for layer, ids in self.seen.items():
+            want = np.zeros((len(ids), len(ids) + 1), bool)
+            np.put_along_axis(want, ids.astype(np.int64), True, -1)          # -1: the last column, which is nobody's
+            np.testing.assert_array_equal(seen[layer], want[:, :-1], f"layer {layer}")
+
     def check_hidden(self, hidden):
         """hidden: L + 1 arrays [S, D]: localises a fault to the first layer that is off."""
         rms = np.array([np.sqrt((x.astype(np.float64) ** 2).mean()) for x in hidden])
@@ -189,8 +197,9 @@ class Prompt:
 def load(name):
     """(the prompts of `name`, its MoE layers)."""
     data, info = np.load(FIXTURES / name / "oracle.npz"), json.loads((FIXTURES / name / "oracle.json").read_text())
-    fields = [f for f in Prompt.__dataclass_fields__ if f != "tolerance"]
+    fields = [f for f in Prompt.__dataclass_fields__ if f not in ("tolerance", "seen")]
     moe = data["moe_layers"].tolist() if "moe_layers" in data else []
-    prompts = [Prompt(*(data[f"p{i}_{f}"] if f"p{i}_{f}" in data else None for f in fields), info["tolerance"]["logits_abs"])
+    prompts = [Prompt(*(data[f"p{i}_{f}"] if f"p{i}_{f}" in data else None for f in fields), info["tolerance"]["logits_abs"],
+                      {int(key.rsplit("_", 1)[1]): data[key] for key in data if key.startswith(f"p{i}_seen_")})
                for i in range(3)]
     return prompts, moe

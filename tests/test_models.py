@@ -426,3 +426,42 @@ def test_the_readme_beside_the_modules_explains_every_key_of_names():
     text = (folder / "README.md").read_text(encoding="utf-8")
     keys = {k for arch in ARCHS for k in registry.find(arch=arch).NAMES}
     assert [k for k in sorted(keys) if f'"{k}"' not in text] == []
+
+
+def test_keys_of_indexers_are_honoured():
+    """Rope turns pairs in GLM's indexers and halves in DeepSeek's; attention's always turns pairs."""
+    for arch, pairs in (("deepseek-v32", False), ("glm-moe-dsa", True)):
+        model = tiny.describe(arch, index_n_heads=5, index_head_dim=12, index_topk=7)
+        a = model.layers[0].attn
+        assert (a.indexer.n_head, a.indexer.dim, a.indexer.budget, a.indexer.ratio) == (5, 12, 7, 1) and a.indexer.scale == 60 ** -0.5
+        assert a.indexer.rope.interleaved is pairs and a.rope.interleaved and a.indexer.k_norm.kind == "layer" and a.indexer.k_norm.eps == 1e-6
+        whole = tiny.describe(arch, index_n_heads=None, index_head_dim=None, index_topk=None).layers[0].attn.indexer
+        assert (whole.n_head, whole.dim, whole.budget) == (32 if pairs else 64, 128, 2048)
+        for changes in ({"indexer_rope_interleave": not pairs}, {"rope_interleave": False}, {"mlp_layer_types": ["sparse"] * 4},
+                        {"layer_types": ["full_attention"] * 4}, {"num_key_value_heads": 1}):
+            with pytest.raises(UnsupportedModel, match=next(iter(changes))):
+                tiny.describe(arch, **changes)
+        for key, value in (("index_head_dim", 8), ("qk_head_dim", 30)):
+            with pytest.raises(FormatError, match=key):
+                tiny.describe(arch, **{key: value})
+        with pytest.raises(UnsupportedModel, match="q_lora_rank"):
+            registry.find(arch=arch).describe(ConfigReader(tiny.config(arch) | {"q_lora_rank": None}))
+
+
+@pytest.mark.parametrize("changes, want", [
+    ({"indexer_types": ["full", "full", "shared", "full"]}, [0, 1, 1, 3]), ({"indexer_types": None}, [0, 1, 2, 3]),
+    ({"indexer_types": None, "index_topk_freq": 3}, [0, 1, 1, 1]), ({"indexer_types": None, "index_topk_freq": 2, "index_skip_topk_offset": 3}, [0, 1, 2, 2]),
+    ({"indexer_types": None, "index_topk_pattern": "FSSF", "index_topk_freq": 1}, [0, 0, 0, 3])], ids=str)
+def test_layers_see_what_the_last_indexer_chose(changes, want):
+    layers = tiny.describe("glm-moe-dsa", **changes).layers
+    assert [i if x.attn.seen_from is None else x.attn.seen_from for i, x in enumerate(layers)] == want
+    assert [x.attn.indexer is None for x in layers] == [i != source for i, source in enumerate(want)]
+
+
+@pytest.mark.parametrize("changes, key", [
+    ({"indexer_types": ["shared"] * 4}, "indexer_types"), ({"indexer_types": ["full"]}, "indexer_types"), ({"indexer_types": ["full", "half"] * 2}, "indexer_types"),
+    ({"indexer_types": None, "index_topk_pattern": "SFFF"}, "index_topk_pattern"), ({"indexer_types": None, "index_topk_freq": 2, "index_skip_topk_offset": 0},
+                                                                                   "index_skip_topk_offset")])
+def test_layers_without_an_indexer_before_them_are_refused(changes, key):
+    with pytest.raises(FormatError, match=key):
+        tiny.describe("glm-moe-dsa", **changes)

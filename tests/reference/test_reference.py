@@ -23,14 +23,16 @@ def checkpoint(folder):
 
 @pytest.mark.parametrize("name", oracle.PLAIN)
 def test_oracles_agree(name, tmp_path, monkeypatch):
-    """Logits within 1e-3, every argmax, 32 greedy ids, router choices and hidden states, for prompts of 1, 17 and 150 tokens."""
+    """Logits within 1e-3, every argmax, 32 greedy ids, choices of routers and indexers, hidden states, for prompts of 1, 17 and 150 tokens."""
     monkeypatch.setattr(streams, "best", torch_ties.best)
     model, weights = checkpoint(oracle.rebuild(name, tmp_path))
     if name == "phimoe":        # token 75 of p2: an expert counts within a margin of 0.02, and its is 0.0199989; f32 cannot tell
         weights = {k: v.astype(np.float64) for k, v in weights.items()}
     prompts, moe_layers = oracle.load(name)
     for p in prompts:
-        result = forward(model, weights, p.ids)
+        state = State()
+        result = forward(model, weights, p.ids, state)
+        p.check_seen(state.seen)
         p.check_hidden(result.hidden)
         p.check(result.logits)
         assert result.moe_layers == moe_layers
