@@ -289,7 +289,7 @@ def family(config, arch, out):
                 more |= {"attention.indexer.head_count": config["index_n_heads"], "attention.indexer.key_length": config["index_head_dim"],
                          "attention.indexer.top_k": config["index_topk"]}
             if "shared" in config.get("indexer_types", ()):
-                more["attention.indexer.types"] = [t == "full" for t in config["indexer_types"]]
+                more["attention.indexer.types"] = [int(t == "full") for t in config["indexer_types"]]
             if arch == "kimi-linear":
                 own = config["linear_attn_config"]
                 more |= {"attention.head_count_kv": [int(i + 1 in own["full_attn_layers"]) for i in range(out["block_count"])],

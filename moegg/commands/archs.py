@@ -86,8 +86,8 @@ def attention_kinds(a: Gqa) -> Iterator[str]:
 
 def latent_kinds(a: Mla) -> Iterator[str]:
     yield "latent attention"
-    if a.gate:
-        yield "gated attention"
+    facts = {"gated attention": a.gate, "sparse attention": a.indexer, "shared choices of positions": a.seen_from is not None}
+    yield from (name for name, there in facts.items() if there)
 
 
 def ffn_kinds(f: Mlp | Moe) -> Iterator[str]:

@@ -2,8 +2,8 @@
 
 Source: transformers 5.24 models/deepseek_v32 (_dsa.py tells where it parts from DeepSeek's own code). The indexer's rope turns halves, attention's
 pairs. GGUF: llama.cpp's architecture "deepseek32"; files that call themselves deepseek2 have lost the indexer. Releases after Exp have an encoding
-script instead of a chat template. Layers for multi-token prediction are left out. Not supported: moe_layer_freq other than 1, activations
-other than silu and tanh-gelu.
+script instead of a chat template. Layers for multi-token prediction are left out. Not supported: DSML, the notation of tool calls of releases
+after Exp (Exp writes V3.1's), moe_layer_freq other than 1, activations other than silu and tanh-gelu.
 """
 from collections.abc import Mapping
 from typing import Any

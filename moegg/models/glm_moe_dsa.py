@@ -46,12 +46,15 @@ def tiny() -> dict[str, Any]:
 
 
 def gguf_config(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether a layer is full is told by its tensors, which files of every age have."""
-    config, _ = gguf_indexed(meta)
-    full = [f"blk.{i}.indexer.proj.weight" in meta["tensor_names"] for i in range(config["num_hidden_layers"])]
+    """A layer without an indexer's tensors shares, as does one of which the file says so; files of GLM-5.2's first converters do not say."""
+    config, g = gguf_indexed(meta)
+    n = config["num_hidden_layers"]
+    types = g.list("attention.indexer.types", of=(int, bool), default=[])
+    full = [f"blk.{i}.indexer.proj.weight" in meta["tensor_names"] and all(types[i:i + 1]) for i in range(n)]
     return config | {"model_type": "glm_moe_dsa", "indexer_types": ["full" if x else "shared" for x in full]}
 
 
 def gguf_keys(model: Model) -> dict[str, Any]:
-    types = [isinstance(layer.attn, Mla) and layer.attn.indexer is not None for layer in model.layers]
+    """llama.cpp reads the types as 32-bit integers; booleans it takes for other ones."""
+    types = [int(isinstance(layer.attn, Mla) and layer.attn.indexer is not None) for layer in model.layers]
     return gguf_index_keys(model) | ({} if all(types) else {"attention.indexer.types": types})

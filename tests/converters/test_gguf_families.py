@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from moegg import registry
+from moegg.arch import ConfigReader
 from moegg.commands.opening import open_tokenizer
 from moegg.converters.export import export
 from moegg.converters.gguf import GGUFSource
@@ -16,6 +17,7 @@ from moegg.formats.container import Container
 from moegg.models import jamba
 from tests import gguf_convert, oracle, tiny
 from tests.loading import convert_to, open_engine
+from tests.reference.weights import gguf_meta
 
 # one checkpoint per family and layout; the others differ in storage alone
 NAMES = [n for n in oracle.PLAIN if not n.endswith(("_fp8", "_f16", "_sharded", "_mxfp4"))
@@ -358,3 +360,18 @@ def test_tokenizers_of_sentencepiece_are_exported_by_their_scores(style, name, t
     if name != "gemma4_text":
         with pytest.raises(UnsupportedModel, match=r"merges that GGUF cannot spell.*\[export-source\]"):
             export(Container.open(convert_to(folder, tmp_path / "hf", "q8")), tmp_path / "out2.gguf")
+
+
+def test_a_layer_that_a_file_calls_shared_has_no_indexer(tmp_path):
+    """As integers, the way llama.cpp reads them; of files that do not say it, tensors tell."""
+    path = gguf_convert.convert(oracle.rebuild("glm_moe_dsa", tmp_path / "hf"), tmp_path / "m.gguf")
+    meta, module = gguf_meta(path), registry.find(arch="glm-moe-dsa")
+    assert meta["glm-dsa.attention.indexer.types"] == [1, 1, 1, 0, 1, 0]
+
+    def sources(**changes):
+        model = module.describe(ConfigReader(module.gguf_config(meta | {f"glm-dsa.attention.indexer.{k}": v for k, v in changes.items()})))
+        return [x.attn.seen_from for x in model.layers]
+    assert sources() == sources(types=None) == sources(types=[True, True, True, False, True, False]) == [None, None, None, 2, None, 4]
+    assert sources(types=[1, 1, 0, 0, 1, 0]) == [None, None, 1, 1, None, 4]
+    exported = export(Container.open(convert_to(tmp_path / "hf", tmp_path, "f32")), tmp_path / "out.gguf").path
+    assert gguf.GGUFReader(exported).fields["glm-dsa.attention.indexer.types"].contents() == [1, 1, 1, 0, 1, 0]
