@@ -13,7 +13,7 @@ from moegg.models._moe import MoeDecoder, gguf_deepseek_moe, gguf_norm_keys
 
 NAMES = {"arch": "solar-open", "hf": ("SolarOpenForCausalLM",), "model_type": ("solar_open",), "gguf": ("glm4moe",),
          "gguf_config_tensors": ROPE_TENSORS, "ignore": (*IGNORED, "model.layers.{n}.*", "blk.{n}.*")}
-CHAT = Chat(("<|flush|>", "<|calls|>"))
+CHAT = Chat(("<|flush|>", "<|calls|>"), "solar")
 
 
 def describe(cfg: ConfigReader) -> Model:

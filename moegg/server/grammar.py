@@ -33,7 +33,7 @@ class Grammars:
         if ask.constraint is not None:
             kind, value = ask.constraint
             schema = {"type": "object"} if kind == "json" else value
-            grammar = final(schema, self._special) if form.reasons else f"start: {held(schema)}\n"
+            grammar = final(form, schema, self._special) if form.reasons else f"start: {held(schema)}\n"
             return self._make(grammar, "response_format")
         if ask.tool_choice == "auto":
             return None

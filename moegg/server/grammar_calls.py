@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from moegg.server import tools_families as families
 from moegg.server import tools_harmony as harmony
+from moegg.server import tools_solar as solar
 from moegg.server import tools_tags as tags
 from moegg.server.tools import ToolFormat
 
@@ -36,7 +37,7 @@ class Shape(NamedTuple):
 
 TAGS = Shape(f"{tags.CALL}\n{OBJECT}\n{tags.CALL_END}")
 _ALL, _BEGIN, _SEP, _END, _ALL_END = families.DEEPSEEK
-_KIMI = families.KIMI
+_KIMI, _SOLAR = families.KIMI, families.SOLAR_CALLS
 SHAPES = {
     "function": Shape(f"{tags.CALL}\n{tags.FUNCTION}{NAME}>\n{PARAMETERS}{tags.FUNCTION_END}\n{tags.CALL_END}"),
     "mistral": Shape(f"{families.MISTRAL}{NAME}{families.MISTRAL_ARGS}{ARGUMENTS}", between=""),
@@ -44,6 +45,7 @@ SHAPES = {
     "kimi": Shape(f"{_KIMI[1]}functions.{NAME}:0{_KIMI[2]}{ARGUMENTS}{_KIMI[3]}", _KIMI[0], "", _KIMI[4]),
     "minimax": Shape(f'{tags.MINIMAX}\n{tags.INVOKE}{NAME}">\n{PARAMETERS}{tags.INVOKE_END}\n{tags.MINIMAX_END}',
                      parameter=(f'<parameter name="{NAME}">', "</parameter>\n")),
+    "solar": Shape(f"{_SOLAR[1]}0{_SOLAR[2]}{NAME}{families.SOLAR_ARGS}{ARGUMENTS}{_SOLAR[3]}", _SOLAR[0], "", _SOLAR[4]),
     "lfm": Shape(OBJECT, f"{families.LFM}[", ", ", f"]{families.LFM_END}"),
     "gemma": Shape(f"<|tool_call>call:{NAME}{ARGUMENTS}<tool_call|>", between=""),
     "python": Shape(OBJECT, f"{families.PYTHON_CALLS}\n[", ", ", f"]\n{families.PYTHON_CALLS_END}"),
@@ -55,6 +57,10 @@ SHAPES = {
 MARKED = {begin: Shape(OBJECT, f"{begin}[", ", ", f"]{end}") for begin, end in families.MARKED.items()}
 MARKED["<|START_ACTION|>"] = MARKED["<|START_ACTION|>"]._replace(
     call=f'{{"tool_call_id": "0", "tool_name": "{NAME}", "parameters": {ARGUMENTS}}}')
+# where reasoning is a message: what begins it, what stands between it and the next, and what begins the answer
+THOUGHTS = {"harmony": (f"{harmony.CHANNEL}analysis{harmony.MESSAGE}", f"{harmony.ENDS[0]}{harmony.START}assistant",
+                        f"{harmony.CHANNEL}final{harmony.MESSAGE}"),
+            "solar": (solar.THINK, f"{solar.ENDS[0]}{solar.BEGIN}{solar.ANSWERER}", solar.CONTENT)}
 # for templates that write the other of a family's two notations
 OLDER = {"mistral": (families.MISTRAL_ARGS, Shape(OBJECT, f"{families.MISTRAL}[", ", ", "]")),
          "gemma": ("<|tool_call>", Shape(f"<start_function_call>call:{NAME}{ARGUMENTS}<end_function_call>", between=""))}
@@ -73,19 +79,21 @@ def calls(form: ToolFormat, template: str | None, functions: Sequence[Mapping[st
     parts = [_text(shape.begin, special), "call", _text(shape.end, special)]
     if many and shape.between is not None:
         parts.insert(2, f"({_text(shape.between, special)} call)*")
-    if form.name == "harmony":
+    if form.name in THOUGHTS:
         parts.insert(0, "thought?")
-        rules.append("thought: " + _text(f"{harmony.CHANNEL}analysis{harmony.MESSAGE}", special) + " any "
-                     + _text(f"{harmony.ENDS[0]}{harmony.START}assistant", special) + "\nany: /(?s:.*)/")
+        rules.append(_thought(form, special))
     return "\n".join([f"start: {' '.join(filter(None, parts))}", f"call: {one}", *rules, ""])
 
 
-def final(schema: Mapping[str, Any], special: Callable[[str], Sequence[tuple[int, int, int]]]) -> str:
-    """A grammar of harmony's last message, holding JSON of a schema, maybe with reasoning before it."""
-    mark = _text(f"{harmony.CHANNEL}analysis{harmony.MESSAGE}", special)
-    end = _text(f"{harmony.ENDS[0]}{harmony.START}assistant", special)
-    return (f"start: thought? {_text(f'{harmony.CHANNEL}final{harmony.MESSAGE}', special)} value\nthought: {mark} any {end}\n"
-            f"any: /(?s:.*)/\nvalue: {held(schema)}\n")
+def final(form: ToolFormat, schema: Mapping[str, Any], special: Callable[[str], Sequence[tuple[int, int, int]]]) -> str:
+    """A grammar of the last message of a format with reasoning of its own, holding JSON of a schema, maybe with reasoning before it."""
+    return f"start: thought? {_text(THOUGHTS[form.name][2], special)} value\n{_thought(form, special)}\nvalue: {held(schema)}\n"
+
+
+def _thought(form: ToolFormat, special: Callable[[str], Sequence[tuple[int, int, int]]]) -> str:
+    """Rules of a message of reasoning and what stands behind it."""
+    begin, end, _ = THOUGHTS[form.name]
+    return f"thought: {_text(begin, special)} any {_text(end, special)}\nany: /(?s:.*)/"
 
 
 def held(schema: Mapping[str, Any]) -> str:

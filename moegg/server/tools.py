@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from moegg.server import tools_families as families
 from moegg.server import tools_harmony as harmony
+from moegg.server import tools_solar as solar
 from moegg.server import tools_tags as tags
 from moegg.server.tools_calls import Draft
 from moegg.server.tools_events import (
@@ -72,7 +73,8 @@ class ToolStream:
         self._text = Text()
         self._clerk = Clerk(form.id_prefix, form.id_chars)
         self._signatures = Signatures(tools)
-        self._steps = (harmony.channels(self._text, self._clerk, self._signatures, bool(tools)) if form is HARMONY
+        channels = {HARMONY.name: harmony.channels, SOLAR.name: solar.channels}.get(form.name)
+        self._steps = (channels(self._text, self._clerk, self._signatures, bool(tools)) if channels
                        else self._run(form.openers if tools else (), (form.bare or form.line) and bool(tools)))
 
     def push(self, text: str) -> list[Event]:
@@ -167,13 +169,15 @@ APERTUS = ToolFormat("apertus", (families.APERTUS,), families.apertus)
 PYTHON = ToolFormat("python", (families.PYTHON_CALLS,), families.python)
 LLAMA = ToolFormat("llama", (families.PYTHON_TAG, families.PYTHON_START), families.prompted, bare=True)
 HARMONY = ToolFormat("harmony", (harmony.START, harmony.CHANNEL, harmony.MESSAGE, *harmony.ENDS), reasons=True)
-FORMATS = (NONE, TAGS, FUNCTION, MARKED, MINIMAX, MISTRAL, DEEPSEEK, KIMI, LFM, GEMMA, GEMMA3, GLM4, APERTUS, PYTHON, LLAMA, HARMONY)
+SOLAR = ToolFormat("solar", (solar.BEGIN, solar.THINK, solar.CONTENT, *families.SOLAR_CALLS[:2], *solar.ENDS), reasons=True)
+FORMATS = (NONE, TAGS, FUNCTION, MARKED, MINIMAX, MISTRAL, DEEPSEEK, KIMI, LFM, GEMMA, GEMMA3, GLM4, APERTUS, PYTHON, LLAMA, HARMONY, SOLAR)
 
 # what a template writes; the first row that occurs decides
 _WRITTEN = (
     (harmony.CHANNEL, HARMONY), (tags.FUNCTION, FUNCTION), (tags.MINIMAX, MINIMAX), ("<|tool_call>", GEMMA), ("<start_function_call>", GEMMA),
     (families.LFM, LFM), ("<|tool_list_start|>", LFM), (families.MISTRAL, MISTRAL), (families.DEEPSEEK[1], DEEPSEEK),
-    (families.KIMI[1], KIMI), (families.APERTUS, APERTUS), (families.PYTHON_CALLS, PYTHON), *((mark, MARKED) for mark in families.MARKED), (tags.CALL, TAGS), (families.PYTHON_TAG, LLAMA),
+    (families.KIMI[1], KIMI), (families.SOLAR_CALLS[1], SOLAR), (families.APERTUS, APERTUS),
+    (families.PYTHON_CALLS, PYTHON), *((mark, MARKED) for mark in families.MARKED), (tags.CALL, TAGS), (families.PYTHON_TAG, LLAMA),
     (families.PYTHON_START, LLAMA), ('"parameters": dictionary', LLAMA),
 )
 

@@ -1,4 +1,5 @@
-"""Readers of the families that mark calls with words of their own: Mistral, DeepSeek, Kimi, LFM2, Gemma, GLM-4, Llama, OLMo, Apertus, and JSON between markers.
+"""Readers of the families that mark calls with words of their own: Mistral, DeepSeek, Kimi, Solar Open, LFM2, Gemma, GLM-4, Llama, OLMo, Apertus,
+and JSON between markers.
 
 A reader starts behind the opener that was found, adds the calls of one block to a Draft, and stops behind the block.
 Sources: the families' chat templates; FunctionGemma's formatting guide (ai.google.dev); vLLM's documentation of tool parsers (Kimi).
@@ -14,6 +15,8 @@ from moegg.server.tools_text import NAME, PYTHON, Steps, Text, members
 MISTRAL, MISTRAL_ID, MISTRAL_ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 KIMI = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>")
+SOLAR_CALLS = ("<|tool_calls|>", "<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:end|>", "<|calls|>")
+SOLAR_ARGS = "<|tool_call:args|>"
 LFM, LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
 GEMMA_ENDS = {"<|tool_call>": "<tool_call|>", "<start_function_call>": "<end_function_call>"}
 PYTHON_TAG, PYTHON_START, PYTHON_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
@@ -70,6 +73,17 @@ def kimi(t: Text, opener: str, draft: Draft) -> Steps[None]:
         name, _, count = own.removeprefix("functions.").rpartition(":")
         yield from _arguments(t, name if name and count.isdecimal() else own, draft, own)
     yield from _section(t, opener, draft, KIMI, one)
+
+
+def solar(t: Text, opener: str, draft: Draft) -> Steps[None]:
+    """Solar Open's calls: an id, which may be missing, a name and arguments."""
+    def one() -> Steps[None]:
+        own = yield from t.run(NAME)
+        yield from t.expect(SOLAR_CALLS[2])
+        name = yield from t.name()
+        yield from t.expect(SOLAR_ARGS)
+        yield from _arguments(t, name, draft, own)
+    yield from _section(t, opener, draft, SOLAR_CALLS, one)
 
 
 def _section(t: Text, opener: str, draft: Draft, marks: tuple[str, ...], one: Callable[[], Steps[None]]) -> Steps[None]:

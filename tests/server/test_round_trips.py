@@ -65,6 +65,8 @@ FAMILIES = {
     "jamba, hunyuan": ("marked", "{{ '<tool_calls>[\\n' }}" + EACH.replace("__ONE__", JSON + COMMA) + "{{ '\\n]</tool_calls>' }}", "<|tool|>%s"),
     "command-r7b": ("marked", "{{ '<|START_ACTION|>[\\n' }}" + EACH.replace("__ONE__", "{{ '{\"tool_call_id\": \"' ~ loop.index0 ~ '\", \"tool_name\": \"' + f.name"
         " + '\", \"parameters\": ' + (f.arguments | tojson) + '}' }}" + COMMA) + "{{ '\\n]<|END_ACTION|>' }}", "<|START_TOOL_RESULT|>%s<|END_TOOL_RESULT|>"),
+    "solar-open": ("solar", "{{ '<|tool_calls|>' }}" + EACH.replace("__ONE__", "{{ '<|tool_call:begin|>' + c.id + '<|tool_call:name|>' + f.name"
+        " + '<|tool_call:args|>' + (f.arguments | tojson) + '<|tool_call:end|>' }}") + "{{ '<|calls|>' }}", "<|begin|>tool<|tool_response|>%s<|flush|>"),
     "gpt-oss": ("harmony", EACH.replace("__ONE__", "{{ '<|start|>assistant to=functions.' + f.name + '<|channel|>commentary json<|message|>' + (f.arguments | tojson)"
         " + '<|call|>' }}"), "<|start|>functions<|message|>%s<|end|>"),
 }

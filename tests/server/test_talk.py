@@ -174,6 +174,7 @@ def spoken(talk, text, template, thinking=False, given=()):
     ("ernie4-5-moe", "<think>\nhm\n</think>\n\n<response>\nyes </response> no\n</response>\n", ("hm", "yes </response> no")),
     ("granite", "<think>hm</think><response>yes</response>", ("hm", "yes")),
     ("gpt-oss", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>yes", ("hm", "yes")),
+    ("solar-open", "<|think|>hm<|end|><|begin|>assistant<|content|>yes", ("hm", "yes")),
     ("qwen2", "<think>hm</think>yes", ("hm", "yes")), ("phi3", "<think>hm</think>yes", ("", "<think>hm</think>yes")),
     ("apertus", "<|inner_prefix|>hm<|inner_suffix|>yes", ("hm", "yes")), ("telechat3", "<think>hm</think>yes", ("hm", "yes")), ("granite", "plain <response>", ("", "plain <response>")),
 ])
@@ -181,8 +182,9 @@ def spoken(talk, text, template, thinking=False, given=()):
 def test_reasoning_is_apart_though_the_template_says_nothing_of_it(arch, text, expected, given):
     """E1: as the family declares it; the tags are special tokens, which are hidden otherwise, or text."""
     tags = [t for pair in (family(arch).reasoning, family(arch).answer) if pair for t in pair if t.startswith("<|") or t == "<channel|>"]
-    special = {"gpt-oss": ("<|start|>", "<|end|>", "<|message|>", "<|channel|>"), "gemma4": ("<|channel>", "<channel|>")}.get(arch, tags)
-    template = "{{ messages }}" + ("<|channel|>" if arch == "gpt-oss" else "")
+    special = {"gpt-oss": ("<|start|>", "<|end|>", "<|message|>", "<|channel|>"), "gemma4": ("<|channel>", "<channel|>"),
+               "solar-open": ("<|think|>", "<|end|>", "<|begin|>", "<|content|>")}.get(arch, tags)
+    template = "{{ messages }}" + {"gpt-oss": "<|channel|>", "solar-open": "<|tool_call:begin|>"}.get(arch, "")
     assert spoken(Talk(tokenizer(*special), {}, family(arch)), text, template, given=given) == expected
 
 

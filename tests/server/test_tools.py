@@ -107,6 +107,10 @@ EXAMPLES = [
     ("harmony", ' to=functions.weather<|channel|>commentary json<|message|>{"city":"Oslo"}<|call|>', "", [OSLO]),
     ("harmony", "<|channel|>commentary<|message|>One.<|end|><|start|>assistant<|channel|>final<|message|>Two.<|return|>",
      "One.\n\nTwo.", []),
+    ("solar", '<|think|>Hm.<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1<|tool_call:name|>weather<|tool_call:args|>{"city": "Oslo"}'
+     "<|tool_call:end|><|tool_call:begin|>a2<|tool_call:name|>ls<|tool_call:args|>{}<|tool_call:end|><|calls|>", "", [OSLO, LS]),
+    ("solar", "<|content|>I look.<|flush|><|tool_calls|><|tool_call:begin|><|tool_call:name|>ls<|tool_call:args|>{}", "I look.", [LS]),
+    ("solar", "<|begin|>assistant<|content|>One.<|end|><|begin|>assistant<|content|>Two.<|flush|>", "One.\n\nTwo.", []),
 ]
 # what looks like calls and is none, or is broken: all of it stays content
 TEXTS = {
@@ -139,6 +143,7 @@ TEXTS = {
     "llama": [
         '{"answer": 42}', '{"name": "Bob", "age": 4}', ' {"name": "ls"}\n', "[link](url) and [ls(p=1) text",
         "[ls(p='1') is a call]", "<|python_tag|>print(1)", "  \n"],
+    "solar": ["plain text", "<|tool_calls|>ls", '<|tool_call:begin|>a<|tool_call:name|>ls<|tool_call:args|>{"p": "'],
     "harmony": ["plain text, no channels", "<|channel|>says Bob\n", "<|start|>" + "x" * 600],
 }
 TEXTS = [(form, text) for form, texts in TEXTS.items() for text in texts]
@@ -185,7 +190,7 @@ def test_what_is_no_call_stays_content_to_the_letter(form, text):
 @pytest.mark.parametrize("form", CALLING, ids=lambda form: form.name)
 def test_without_tools_all_is_content(form):
     for name, text, *_ in EXAMPLES:
-        if name == form.name != "harmony":
+        if name == form.name not in ("harmony", "solar"):
             assert plain(form.message(text, None)) == plain(form.message(text, [])) == (text, "", [])
 
 
@@ -369,6 +374,16 @@ def test_call_is_handed_out_at_its_last_brace():
     assert [type(event) for event in stream.push(text[-1])] == [CallStart, Arguments, CallEnd]
 
 
+def test_thoughts_of_solar_open_stream_and_a_cut_header_is_no_content():
+    """known_failures E1, E5; its ids are kept."""
+    text = "<|think|>One two.<|end|><|begin|>assistant<|content|>Hi"
+    stream = T.SOLAR.stream(None)
+    assert [event for ch in text for event in stream.push(ch)] == [*(Reasoning(ch) for ch in "One two."), Content("H"), Content("i")]
+    for cut in ("<|think|>One", "<|think|>One<|end|><|begin|>", "<|think|>One<|end|><|begin|>assis", "<|think|>One<|end|><|begin|>assistant"):
+        assert plain(T.SOLAR.message(cut, TOOLS)) == ("", "One", []), cut
+    assert T.SOLAR.parse(EXAMPLES[-3][1], TOOLS)[1][0].id == "a1"
+
+
 def test_json_answer_of_a_prompted_model_streams_from_its_first_foreign_key():
     stream = T.LLAMA.stream(TOOLS)
     assert stream.push('{"na') == []
@@ -403,7 +418,7 @@ def test_harmony_call_without_whole_arguments_is_shown_with_its_header(inner):
     ("<|tool_list_start|>", "lfm"), ("'<|tool_call>call:'", "gemma"), ("<start_function_call>", "gemma"),
     ("<|start|>assistant<|channel|>final<|message|>", "harmony"), ("<|python_tag|>", "llama"), ("'<|python_start|>' + call", "llama"),
     ('Respond in the format {"name": function name, "parameters": dictionary of argument name', "llama"),
-    ("<|tool_calls_section_begin|><|tool_call_begin|>", "kimi"), ('<minimax:tool_call>\n<invoke name="', "minimax"),
+    ("<|tool_calls_section_begin|><|tool_call_begin|>", "kimi"), ("'<|tool_call:begin|>' + id", "solar"), ('<minimax:tool_call>\n<invoke name="', "minimax"),
     ("'<|tool_call|>' + calls", "marked"), ("<tool_calls>[", "marked"), ("<|START_ACTION|>[", "marked"), ("<|im_start|>", "none"), (None, "none"),
 ])
 def test_format_is_chosen_by_what_the_template_writes(template, expected):
@@ -450,13 +465,13 @@ def test_5000_random_texts_never_raise_lose_text_or_depend_on_cuts():
         for call in message.calls:
             assert isinstance(json.loads(call.arguments), dict)
             assert call.arguments.encode()
-        if not message.calls and form is not T.HARMONY:
+        if not message.calls and not form.reasons:
             assert message.content == text, (form.name, text)
         at = 0
         for ch in "".join(message.content.split()):     # content is what the output says, in its order
             at = text.find(ch, at) + 1
             assert at, (form.name, text, message)
-        for word in words if n % 2 and form is not T.HARMONY else ():
+        for word in words if n % 2 and not form.reasons else ():
             assert word in message.content + str(message.calls), (form.name, text, message)
     assert seen > 1500
 
@@ -465,6 +480,7 @@ def test_long_hostile_texts_stay_linear():
     for form, text in [
         (T.FUNCTION, "<function=f><parameter=a>" * 4000), (T.LFM, "<|tool_call_start|>[f(a='" * 4000),
         (T.TAGS, "<tool_call>" * 20000), (T.TAGS, "<tool_call>" + '{"name":[' * 10000), (T.HARMONY, "<|start|>to=a b" * 5000),
+        (T.SOLAR, '<|tool_call:begin|><|tool_call:name|>f<|tool_call:args|>{"a":[' * 4000), (T.SOLAR, '<|tool_call:begin|>' * 20000),
         (T.LLAMA, "[" * 100000),
     ]:
         assert form.message(text, TOOLS).content.strip() == text
