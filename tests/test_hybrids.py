@@ -112,6 +112,7 @@ def test_keys_that_change_the_result_are_honoured():
     assert mamba(mamba_conv_bias=False).conv.bias is None and mamba(mamba_d_conv=3).conv.weight.shape == (144, 3)
     assert [tiny.describe("bailing-hybrid", **changes).layers[0].attn.bound for changes in ({}, {"kda_safe_gate": False})] == [-5.0, 0.0]
     assert tiny.describe("bailing-hybrid", q_lora_rank=None).layers[1].attn.q_down is None
+    assert [tiny.describe("minimax", rotary_dim=turned).layers[1].attn.rope.dim for turned in (None, 10)] == [20, 10]      # of heads of 20
     minimax = tiny.describe("minimax", linear_attn_beta_factor=0.5)
     assert minimax.layers[0].normed == ((1.6, 0.5), (1.5, 0.9)) and minimax.layers[1].normed == ((1.7, 1.0), (1.5, 0.9))
     assert tiny.describe("lfm2-moe", use_expert_bias=False).layers[2].ffn.router.select_bias is None

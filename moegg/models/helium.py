@@ -1,7 +1,7 @@
 """Helium 1 (text, dense): Llama with rope in pairs (2i, 2i+1).
 
 Source: transformers 5.24 models/helium, whose output product is square: heads are as wide together as the hidden size.
-Not supported: GGUF, partial_rotary_factor, activations other than silu and tanh-gelu.
+Not supported: GGUF (llama.cpp has no name for it), partial_rotary_factor, activations other than silu and tanh-gelu.
 """
 from typing import Any
 

@@ -3,7 +3,8 @@
 Source: transformers 5.24 models/minimax. The residual is the normed hidden state: x = alpha h + beta block(h) with h = norm(x), for
 attention and experts alike. Lightning heads decay by exp(-slope), slope = 2^(-8 (h + 1) / H) (1 - layer / (L - 1 + 1e-5) + 1e-5);
 checkpoints carry such buffers, which are not read. The norm inside lightning layers has an eps of 1e-6 whatever the config says.
-Full layers rotate whole heads, as the port does. Not supported: GGUF, sliding_window, activations other than silu.
+Full layers rotate `rotary_dim` of each head, 64 of 128 in the release, as its own code does; the port drops that key and rotates all.
+Not supported: GGUF (llama.cpp has no name for it), sliding_window, activations other than silu.
 """
 import math
 from typing import Any
@@ -27,8 +28,9 @@ def describe(cfg: ConfigReader) -> Model:
     m = MoeDecoder(cfg, "minimax", defaults=_DEFAULTS)
     cfg.expect("hidden_act", "silu")
     cfg.expect("sliding_window", None)
-    rope = read_rope(cfg, m.head_dim, m.ctx_train, theta_default=1e6)
-    cfg.ignore("block_size", "router_jitter_noise", "rotary_dim")
+    turned = cfg.int("rotary_dim", low=2, default=m.head_dim)
+    rope = read_rope(cfg, m.head_dim, m.ctx_train, theta_default=1e6, partial=turned / m.head_dim)
+    cfg.ignore("block_size", "router_jitter_noise")
     n, top_k, _ = m.moe_sizes(("num_local_experts", "num_experts"), width="intermediate_size")
     types = cfg.list("layer_types", of=(str,), default=["full_attention" if i % 2 == 0 else "linear_attention" for i in range(m.n_layer)])
     if len(types) != m.n_layer:
