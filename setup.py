@@ -24,10 +24,12 @@ def extension(name: str, *sources: str) -> Extension:
 EXTENSIONS = [extension("moegg.kernels._core", "moegg/kernels/_core.pyx", *sorted(glob("moegg/kernels/csrc/*.c")))]
 if DEBUG:
     EXTENSIONS[0].extra_compile_args = CFLAGS + ["-include", "moegg/kernels/csrc/alloc_guard.h"]
-EXTENSIONS += [extension(name, f"{name.replace('.', '/')}.pyx") for name in ("moegg.kernels.ops", "moegg.kernels.store", "moegg.engine.structs", "moegg.engine.forward")]
+EXTENSIONS += [extension(name, f"{name.replace('.', '/')}.pyx")
+               for name in ("moegg.kernels.ops", "moegg.kernels.store", "moegg.engine.structs", "moegg.engine.forward")]
 
 setup(
-    packages=["moegg", "moegg.arch", "moegg.models", "moegg.kernels", "moegg.engine", "moegg.io", "moegg.commands", "moegg.server", "moegg.hub", "moegg.formats", "moegg.converters"],
+    packages=["moegg", "moegg.arch", "moegg.models", "moegg.kernels", "moegg.engine",
+              "moegg.io", "moegg.commands", "moegg.server", "moegg.hub", "moegg.formats", "moegg.converters"],
     package_dir={"moegg": "moegg", "moegg.formats": "formats", "moegg.converters": "converters"},
     ext_modules=cythonize(EXTENSIONS, build_dir="build/cython", compiler_directives={
         "language_level": 3, "boundscheck": DEBUG, "wraparound": False, "cdivision": True, "initializedcheck": DEBUG,

@@ -74,7 +74,8 @@ def markdown(table: dict[str, dict], names: list[str], notes: list[str]) -> str:
     def cell(side: dict) -> str:
         return f"{side['median']:.5g} ({side['least']:.5g} to {side['most']:.5g})"
     lines = [f"| | {names[0]} | {names[1]} | ratio (above 1: {names[0]} is better) |", "|---|---|---|---|"]
-    lines += [f"| {r['label']} | {cell(r['a'])} | {cell(r['b'])} | {r['ratio']:.2f}{' (no difference)' if r['overlap'] else ''} |" for r in table.values()]
+    lines += [f"| {r['label']} | {cell(r['a'])} | {cell(r['b'])} | {r['ratio']:.2f}{' (no difference)' if r['overlap'] else ''} |"
+              for r in table.values()]
     return "\n".join(lines + [""] * bool(notes) + [f"Warning: {n}." for n in notes])
 
 

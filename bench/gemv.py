@@ -54,7 +54,8 @@ def main() -> None:
                 got = [r / 1e9 for r in rates(quant, data, a.cols, kernels.Pool(threads), a.runs)]
                 median, share = statistics.median(got), statistics.median(got) * 1e9 / read
                 if a.table:
-                    print(f"| {level} | {threads} | {read / 1e9:.1f} | {quant} | {median:.1f} | {min(got):.1f} to {max(got):.1f} | {100 * share:.0f} % |",
+                    print(f"| {level} | {threads} | {read / 1e9:.1f} | {quant} | {median:.1f} | {min(got):.1f} to {max(got):.1f} | "
+                          f"{100 * share:.0f} % |",
                           flush=True)
                 else:
                     print(json.dumps(facts | {"level": level, "threads": threads, "quant": quant, "gbps": round(median, 2),

@@ -75,7 +75,8 @@ class Case:
 CASES = {
     "deltanet": Case("qwen3-next", QWEN, DeltaNet), "kda": Case("kimi-linear", KIMI, DeltaNet), "mamba": Case("jamba", JAMBA, Mamba),
     "shortconv": Case("lfm2-moe", LFM2, ShortConv), "lightning": Case("minimax", MINIMAX, Lightning),
-    "mla": Case("deepseek", DEEPSEEK, Mla), "dsa": Case("deepseek-v32", DEEPSEEK | {"model_type": "deepseek_v32"}, Mla), "mla-kimi": Case("kimi-linear", KIMI, Mla),
+    "mla": Case("deepseek", DEEPSEEK, Mla), "dsa": Case("deepseek-v32", DEEPSEEK | {"model_type": "deepseek_v32"}, Mla),
+    "mla-kimi": Case("kimi-linear", KIMI, Mla),
     "sparse": Case("qwen4-exp", FLASH, Gqa), "ngram": Case("qwen4-exp", FLASH, DeltaNet, lambda layer: layer.ple is not None),
     "gqa": Case("qwen3-moe", QWEN3, Gqa), "sinks": Case("gpt-oss", GPT_OSS, Gqa, lambda layer: not layer.attn.window),
     "sinks-window": Case("gpt-oss", GPT_OSS, Gqa, lambda layer: layer.attn.window > 0)}
@@ -191,7 +192,8 @@ def times(model: Model, data: Bytes, threads: int, first: int, tokens: int, runs
     """Seconds per layer of each kind of op, run by run, after one that does not count."""
     program = lower(model)
     ctx = -(-(first + tokens) // 64) * 64
-    ex = Executor(program, data.weights(model), [data.experts(m) for m in program.moe], ctx=ctx, ubatch=tokens, max_out=1, kv="f16", n_threads=threads)
+    ex = Executor(program, data.weights(model), [data.experts(m) for m in program.moe],
+                  ctx=ctx, ubatch=tokens, max_out=1, kv="f16", n_threads=threads)
     state = SessionState(program.attn, program.mixer_blocks, ctx, tokens, "f16")
     rng = np.random.default_rng(SEED)
     if first:
@@ -258,7 +260,8 @@ def main() -> None:
                     for r in records(name, level, threads, a.depth, tokens, a.runs, data, a.layers or (6 if tokens == 1 else 1)):
                         if a.table:
                             limit = f"{r['limit_us']:.0f}" if r["limit_us"] else ""
-                            print(f"| {name} | {tokens} | {threads} | {level} | {r['op']} | {r['us']:.0f} | {limit} | {100 * r['share']:.1f} % |", flush=True)
+                            print(f"| {name} | {tokens} | {threads} | {level} | {r['op']} | {r['us']:.0f} | {limit} | {100 * r['share']:.1f} % |",
+                                  flush=True)
                         else:
                             print(json.dumps(facts | r), flush=True)
     kernels.select()

@@ -118,7 +118,8 @@ def _damaged(container: Container, why: str = "") -> FormatError:
 
 def _find_pieces(container: Container, record: _Record) -> dict[str, list[_Piece]]:
     """GGUF tensor -> what it consists of, found as a conversion finds it."""
-    model, held = registry.describe(container.arch, container.config, container.path), registry.find(arch=container.arch).NAMES.get("gguf_weight_keys", ())
+    model = registry.describe(container.arch, container.config, container.path)
+    held = registry.find(arch=container.arch).NAMES.get("gguf_weight_keys", ())
     found: dict[str, list[_Piece]] = {}
 
     def add(item: Tensor | Part, info: TensorInfo | PartInfo | None, at: int, expert: int | None = None, n: int = 0) -> None:

@@ -83,7 +83,8 @@ class GGUFSource:
         value, layers = self._file.metadata.get(key), self.config["num_hidden_layers"]
         values = value if isinstance(value, list) else [value] * layers
         if len(values) != layers or not all(isinstance(x, float) and math.isfinite(x) for x in values):
-            raise FormatError(f"{self.path}: key {key!r}: got {value!r:.60}, expected a finite number, or one for each of {layers} layers", "gguf-key")
+            raise FormatError(f"{self.path}: key {key!r}: got {value!r:.60}, expected a finite number, or one for each of {layers} layers",
+                              "gguf-key")
         return np.array(values, "<f4")
 
     def _config(self, meta: dict[str, Any]) -> dict[str, Any]:

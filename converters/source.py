@@ -144,7 +144,8 @@ class View:
     def _log(self, x: np.ndarray) -> np.ndarray:
         if not (x > 0).all():
             sign, form = ("negative", "-exp(A_log)") if self.src.log < 0 else ("positive", "exp(A_log)")
-            raise FormatError(f"{self.source.name}: tensor {self.tensor.name!r}: holds {self.src.log * x[~(x > 0)][0]}, expected {sign} values, {form}",
+            raise FormatError(
+                f"{self.source.name}: tensor {self.tensor.name!r}: holds {self.src.log * x[~(x > 0)][0]}, expected {sign} values, {form}",
                               "gguf-tensor")
         return np.log(x.astype(np.float64)).astype(np.float32)
 

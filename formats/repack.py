@@ -39,8 +39,8 @@ def repack(container: Container, out: str | os.PathLike, slots: Mapping[int, np.
            progress: Callable[[int, int], Any] | None = None) -> Container:
     """Writes the container with the records of each layer at `slots`: layer -> slot of each expert id; layers left out stay.
 
-    The content id, so every byte of the weights, is compared before the file gets its name. Raises BadRequest for what is no permutation, FormatError, UsageError, NoRoom,
-    NotFound, IOFailure.
+    The content id, so every byte of the weights, is compared before the file gets its name. Raises BadRequest for what is no permutation,
+    FormatError, UsageError, NoRoom, NotFound, IOFailure.
     """
     c, out = container, Path(out)
     known = {e.layer: e for e in c.layers}

@@ -20,7 +20,8 @@ def split(container: Container, target: Path, part_bytes: int, *, force: bool = 
           progress: Callable[[int, int], None] | None = None) -> list[Path]:
     """Writes the parts of `target`, each as NAME.partial until it is whole, the first one last. Returns their paths.
 
-    If it is interrupted, no part is left. part_bytes is rounded down to a multiple of 2 MiB. Raises UsageError, FormatError, NoRoom, NotFound, IOFailure.
+    If it is interrupted, no part is left. part_bytes is rounded down to a multiple of 2 MiB. Raises UsageError, FormatError, NoRoom, NotFound,
+    IOFailure.
     """
     step = part_bytes // SPLIT_ALIGN * SPLIT_ALIGN
     n = -(-container.file_bytes // step) if step else 0

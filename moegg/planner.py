@@ -204,7 +204,8 @@ def scratch_bytes(model: Model, ctx: int, ubatch: int, n_threads: int) -> int:
     inputs = model.per_layer.proj.shape[0] if model.per_layer else 0
     widths = [wide, model.d, model.d, q, q, kv, kv, dense, dense, max(mixed, default=0) + 176, inputs, inputs, 0]
     for a in latent:                            # queries, the sums, [c | kr], the short queries and gates; queries for latents
-        own = (a.n_head * max(a.nope + a.rope_dim, a.v_dim), a.n_head * a.rank, a.kept[1], a.q_down.shape[0] if a.q_down else 0, a.n_head if a.gate else 0)
+        own = (a.n_head * max(a.nope + a.rope_dim, a.v_dim), a.n_head * a.rank,
+               a.kept[1], a.q_down.shape[0] if a.q_down else 0, a.n_head if a.gate else 0)
         widths[3:8] = map(max, widths[3:8], own)
         widths[-1] = max(widths[-1], a.n_head * a.kept[1])
         heads = max(heads, rows * a.n_head * (max(_act(a.nope), _act(a.rank)) + 16))
@@ -232,7 +233,8 @@ def group_bytes(model: Model, ubatch: int) -> int:
 
 def rope_bytes(model: Model, ctx: int) -> int:
     attn = [layer.attn for layer in model.layers if isinstance(layer.attn, (Gqa, Mla))]
-    ropes, temperatures = dict.fromkeys(r for a in attn for r in (a.rope, a.indexer and a.indexer.rope) if r), {a.temperature for a in attn if a.temperature}
+    ropes = dict.fromkeys(r for a in attn for r in (a.rope, a.indexer and a.indexer.rope) if r)
+    temperatures = {a.temperature for a in attn if a.temperature}
     return sum(len(r.regimes()) * ctx * r.dim * 4 for r in ropes) + len(temperatures) * ctx * 4
 
 

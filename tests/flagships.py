@@ -158,7 +158,8 @@ def qwen38_flash_next() -> Tensors:
             out |= bf16(f"{at}self_attn.", q_proj=(12288, d), k_proj=(512, d), v_proj=(512, d), o_proj=(d, 6144), q_norm=(256,), k_norm=(256,))
             out |= bf16(f"{at}self_attn.indexer.", index_qk_proj=(640, d), q_layernorm=(128,), k_layernorm=(128,))
         if i == 1:
-            out |= bf16(f"{at}ple.", key_proj=(wide, d), value_proj=(d, d), conv1d=(wide, 1, 4), norm_conv=(wide,), norm_key=(wide,), norm_query=(wide,))
+            out |= bf16(f"{at}ple.", key_proj=(wide, d), value_proj=(d, d),
+                        conv1d=(wide, 1, 4), norm_conv=(wide,), norm_key=(wide,), norm_query=(wide,))
             out |= {f"{at}ple.ple_embedding.{name}": ("I64", (n,)) for name, n in (
                 ("layer_multipliers", 3), ("ngram_heads_offsets", 16), ("ngram_heads_vocab_sizes", 16))}
             table = f"{at}ple.ple_embedding.ngram_embedding."

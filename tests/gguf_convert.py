@@ -17,13 +17,16 @@ ARCH = {"mistral": "llama", "internlm3": "llama", "mixtral": "llama", "qwen2_moe
         "gemma3_text": "gemma3",
         "gemma4_text": "gemma4", "glm": "chatglm", "glm4_moe": "glm4moe", "glm4_moe_lite": "deepseek2",
         "deepseek_v2": "deepseek2",
-        "deepseek_v3": "deepseek2", "deepseek_v32": "deepseek32", "glm_moe_dsa": "glm-dsa", "gpt_oss": "gpt-oss", "lfm2_moe": "lfm2moe", "minimax_m2": "minimax-m2",
+        "deepseek_v3": "deepseek2", "deepseek_v32": "deepseek32", "glm_moe_dsa": "glm-dsa",
+        "gpt_oss": "gpt-oss", "lfm2_moe": "lfm2moe", "minimax_m2": "minimax-m2",
         "ernie4_5_moe": "ernie4_5-moe",
-        "hunyuan_v1_moe": "hunyuan-moe", "hunyuan_v1_dense": "hunyuan-dense", "kimi_linear": "kimi-linear", "llama4_text": "llama4", "qwen3_next": "qwen3next",
+        "hunyuan_v1_moe": "hunyuan-moe", "hunyuan_v1_dense": "hunyuan-dense",
+        "kimi_linear": "kimi-linear", "llama4_text": "llama4", "qwen3_next": "qwen3next",
         "qwen3_5_moe": "qwen35moe",
         "qwen3_5_moe_text": "qwen35moe", "qwen3_5": "qwen35", "qwen3_5_text": "qwen35", "bailing_hybrid": "bailingmoe3",
         "ministral3": "mistral3", "olmo3": "olmo2", "solar_open": "glm4moe", "youtu": "deepseek2"}
-NAMED_LIKE = {"maple": "qwen3moe", "bailingmoe3": "kimi-linear", "deepseek32": "glm-dsa"}         # llama.cpp knows them, the gguf package does not yet
+# llama.cpp knows them, the gguf package does not yet
+NAMED_LIKE = {"maple": "qwen3moe", "bailingmoe3": "kimi-linear", "deepseek32": "glm-dsa"}
 PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "mistral3")
 PLUS_ONE = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 KDA = ("kimi-linear", "bailingmoe3")
@@ -158,7 +161,8 @@ def split_qkvz(config, x):
 
 def tile_value_heads(config, name, x):
     """Value heads grouped by key head become tiled: head k * per + r moves to r * keys + k."""
-    keys, per, value = config["linear_num_key_heads"], config["linear_num_value_heads"] // config["linear_num_key_heads"], config["linear_value_head_dim"]
+    keys, value = config["linear_num_key_heads"], config["linear_value_head_dim"]
+    per = config["linear_num_value_heads"] // keys
 
     def tile(x, dim):
         return x.reshape(keys, per, dim, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
@@ -192,7 +196,8 @@ def metadata(config, arch):
         out |= {"attention.key_length": head_dim, "attention.value_length": head_dim, "rope.dimension_count": head_dim}
         out["rope.freq_base"] = float(theta or 10000.0)
     partial = get("partial_rotary_factor") or get("rope_parameters", "rope_scaling", default={}).get("partial_rotary_factor") or {
-        "chatglm": 0.5, "glm4": 0.5, "glm4moe": 0.5, "stablelm": 0.25, "qwen3next": 0.25, "qwen35": 0.25, "qwen35moe": 0.25, "maple": 0.5}.get(arch, 1.0)
+        "chatglm": 0.5, "glm4": 0.5, "glm4moe": 0.5, "stablelm": 0.25,
+        "qwen3next": 0.25, "qwen35": 0.25, "qwen35moe": 0.25, "maple": 0.5}.get(arch, 1.0)
     if arch == "minimax-m2":
         out["rope.dimension_count"] = config["rotary_dim"]
     elif partial != 1.0:
@@ -356,7 +361,8 @@ def rope_tensors(config, arch):
         case "linear" | "yarn":
             more = {"rope.scaling.type": kind, "rope.scaling.factor": float(scaling["factor"])}
             more |= {"rope.scaling.original_context_length": orig} if orig else {}
-            more |= {"rope.scaling.yarn_log_multiplier": (1.0 if arch == "mistral3" else 0.1) * scaling["mscale_all_dim"]} if scaling.get("mscale_all_dim") else {}
+            if scaling.get("mscale_all_dim"):
+                more |= {"rope.scaling.yarn_log_multiplier": (1.0 if arch == "mistral3" else 0.1) * scaling["mscale_all_dim"]}
             return {}, more
     if alpha := scaling.get("alpha"):
         return {}, {"rope.freq_base": float(config["rope_theta"] * alpha ** (dim / (dim - 2)))}

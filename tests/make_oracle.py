@@ -206,7 +206,8 @@ def main():
     (folder / "oracle.json").write_text(json.dumps({
         "class": model_class.__name__, "seed": seed, "seeds_skipped": skipped, "transformers": transformers.__version__,
         "torch": torch.__version__, "prompts": notes, "tolerance": {"noise": noise, "logits_abs": rounded_up(max(LEAST, 4 * noise))}}, indent=1))
-    print(f"{folder.name}: seed {seed}, noise {noise:.0e}, logit std {notes[-1]['logit_std']:.2f}, {notes[-1]['distinct_greedy']} distinct greedy ids")
+    print(f"{folder.name}: seed {seed}, noise {noise:.0e}, logit std {notes[-1]['logit_std']:.2f}, {notes[-1]['distinct_greedy']} "
+          "distinct greedy ids")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,8 @@ def test_a_long_prompt_under_a_small_cache_hits_what_fits(replay):
 
 def test_the_script_prints_a_row_per_budget(replay, tmp_path, monkeypatch, capsys):
     write(replay.synthetic(20, layers=2, experts=8, top_k=2), tmp_path / "t.npz")
-    monkeypatch.setattr(sys, "argv", ["cache_replay", str(tmp_path / "t.npz"), "--table", "--warm", "5", "--budgets", "0.5,1", "--plot", str(tmp_path / "p.svg")])
+    monkeypatch.setattr(sys, "argv",
+                        ["cache_replay", str(tmp_path / "t.npz"), "--table", "--warm", "5", "--budgets", "0.5,1", "--plot", str(tmp_path / "p.svg")])
     replay.main()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4 and lines[0].startswith("| trace | budget | moegg") and (tmp_path / "p.svg").read_text().startswith("<svg")

@@ -106,7 +106,8 @@ def test_version_says_version_format_and_cpu_level(call):
     (["verify"], "verify: wrong arguments: got nothing, expected MODEL"),
     (["forward", "m", "--tokens", "1,,2", "--out", "x"], "forward: --tokens: bad value: got '1,,2', expected token ids such as 1,2,3"),
     (["forward", "m"], "forward: wrong arguments: got 'm', expected MODEL --tokens=IDS --out=FILE"),
-    (["convert", "m", "--quant", "q7"], "convert: --quant: bad value: got 'q7', expected one of keep, f32, bf16, f16, q8, q6, q5, q4, q3, q2, or an older version such as q4@1"),
+    (["convert", "m", "--quant", "q7"], "convert: --quant: bad value: got 'q7', expected one of keep, f32, bf16, f16, q8, q6, q5, q4, q3, q2, or an "
+                                        "older version such as q4@1"),
     (["convert", ""], "convert: SOURCE: bad value: got '', expected a file name"),
     (["run", "m", "\udcff"], "run: PROMPT: not UTF-8 text"),
     (["run", "m", "hi", "--file", "f"], "run: PROMPT and --file exclude each other"),
@@ -460,7 +461,8 @@ def test_a_chat_model_without_template_gets_its_familys_and_is_told_so(call, qwe
 
 def test_ctrl_c_during_an_answer_keeps_what_was_said(qwen3_moe_file):
     child = subprocess.Popen([sys.executable, "-m", "moegg", "run", qwen3_moe_file, "hi", "--raw", "--temp", "0", "--ctx", "200000",
-                              "--max-tokens", "150000", "--stop=@@@"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=ENV)
+                              "--max-tokens", "150000", "--stop=@@@"],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=ENV)
     try:
         assert child.stdout.read(1)
         child.send_signal(signal.SIGINT)

@@ -150,7 +150,8 @@ def test_files_are_short():
     limits = {".py": 600, ".pyx": 600, ".pxd": 600, ".c": 900, ".h": 900}
     paths = [p for folder in {ROOT / "moegg", ROOT / "formats", ROOT / "converters"} for p in folder.rglob("*") if p.suffix in limits]
     long = {str(p.relative_to(ROOT)): n for p in paths if (n := len(p.read_bytes().splitlines())) > limits[p.suffix]}
-    assert not long
+    wide = [f"{p.relative_to(ROOT)}:{i}" for p in paths for i, line in enumerate(p.read_text(encoding="utf-8").splitlines(), 1) if len(line) > 150]
+    assert not long and not wide
 
 
 @pytest.mark.parametrize("name", sorted(n for n, p in MODULES.items() if p.suffix == ".py" and p.stat().st_size > 400))

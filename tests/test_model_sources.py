@@ -54,7 +54,8 @@ def test_fused_experts_of_transformers_5_give_the_same_weights(tmp_path):
 
 
 @pytest.mark.parametrize("arch, changes", [
-    *((a, {}) for a in ARCHS if "gguf" in registry.find(arch=a).NAMES and a not in OWN_LAYOUT), ("llama", {"rope_scaling": {"type": "linear", "factor": 3.0}, "tie_word_embeddings": True}),
+    *((a, {}) for a in ARCHS if "gguf" in registry.find(arch=a).NAMES and a not in OWN_LAYOUT),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 3.0}, "tie_word_embeddings": True}),
     ("llama", {"model_type": "internlm3", "qkv_bias": True, "bias": True, "rope_scaling": None}),
     ("qwen2", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}}),
     ("qwen3-moe", {"norm_topk_prob": False, "mlp_only_layers": None, "attention_bias": True}),

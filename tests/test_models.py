@@ -54,7 +54,8 @@ def test_tiny_has_odd_sizes(arch):
     model = tiny.describe(arch)
     attn = next(x.attn for x in model.layers if isinstance(x.attn, (Gqa, Mla)))
     head = attn.nope if isinstance(attn, Mla) else attn.head_dim
-    assert model.vocab % 16 and len(model.layers) in (3, 4) and head * attn.n_head != model.d or arch in ("qwen2", "helium")     # whose heads fill the hidden size
+    # but for two, heads do not fill the hidden size
+    assert model.vocab % 16 and len(model.layers) in (3, 4) and head * attn.n_head != model.d or arch in ("qwen2", "helium")
     assert all(t.role in ROLES for t in model.tensors())
 
 
@@ -273,7 +274,8 @@ def test_soft_caps_and_scale_of_gemma3():
     assert (plain.layers[0].attn.softcap, plain.logit_softcap) == (0.0, 0.0)
 
 
-ONE_ACT = {"apertus", "bailing-hybrid", "kimi-linear", "lfm2", "lfm2-moe", "jamba", "maple", "minimax", "qwen3-next", "qwen3-5", "qwen3-5-moe", "qwen4-exp",
+ONE_ACT = {"apertus", "bailing-hybrid", "kimi-linear", "lfm2", "lfm2-moe",
+           "jamba", "maple", "minimax", "qwen3-next", "qwen3-5", "qwen3-5-moe", "qwen4-exp",
            "gpt-oss"}         # know one activation
 
 
@@ -405,13 +407,15 @@ def test_the_equal_by_which_telechat3_was_computed_is_the_same_model():
     configs = (json.loads((oracle.FIXTURES / "telechat3" / name).read_text()) for name in ("config.json", "equal.json"))
     ours, equal = (registry.find(hf=c["architectures"][0]).describe(ConfigReader(c)) for c in configs)
     ropes = [m.layers[0].attn.rope.regimes() for m in (ours, equal)]
-    assert ours.arch == "telechat3" and ropes[0] == ropes[1] and [(t.hf, t.shape) for t in ours.tensors()] == [(t.hf, t.shape) for t in equal.tensors()]
+    assert ours.arch == "telechat3" and ropes[0] == ropes[1]
+    assert [(t.hf, t.shape) for t in ours.tensors()] == [(t.hf, t.shape) for t in equal.tensors()]
 
 
 def test_the_yarn_of_telechat3_grows_by_seven_hundredths():
     """Its frequencies are those of plain YaRN; what it does not know of it is refused."""
     changed = {"rope_type": "telechat3-yarn", "factor": 4.0, "original_max_position_embeddings": 128}
-    rope, yarn = (tiny.describe("telechat3", rope_scaling=changed | {"rope_type": t}).layers[0].attn.rope.regimes()[0] for t in ("telechat3-yarn", "yarn"))
+    rope, yarn = (tiny.describe("telechat3", rope_scaling=changed | {"rope_type": t}).layers[0].attn.rope.regimes()[0]
+                  for t in ("telechat3-yarn", "yarn"))
     assert rope[1] == yarn[1] and (rope[2], yarn[2]) == pytest.approx((1 + 0.07 * math.log(4), 1 + 0.1 * math.log(4)))
     for key, value in (("mscale", 1.0), ("attention_factor", 1.2), ("type", "yarn")):
         with pytest.raises(UnsupportedModel, match=f"'rope_scaling.{key}'"):
@@ -450,7 +454,8 @@ def test_keys_of_indexers_are_honoured():
 
 @pytest.mark.parametrize("changes, want", [
     ({"indexer_types": ["full", "full", "shared", "full"]}, [0, 1, 1, 3]), ({"indexer_types": None}, [0, 1, 2, 3]),
-    ({"indexer_types": None, "index_topk_freq": 3}, [0, 1, 1, 1]), ({"indexer_types": None, "index_topk_freq": 2, "index_skip_topk_offset": 3}, [0, 1, 2, 2]),
+    ({"indexer_types": None, "index_topk_freq": 3}, [0, 1, 1, 1]),
+    ({"indexer_types": None, "index_topk_freq": 2, "index_skip_topk_offset": 3}, [0, 1, 2, 2]),
     ({"indexer_types": None, "index_topk_pattern": "FSSF", "index_topk_freq": 1}, [0, 0, 0, 3])], ids=str)
 def test_layers_see_what_the_last_indexer_chose(changes, want):
     layers = tiny.describe("glm-moe-dsa", **changes).layers
@@ -459,8 +464,10 @@ def test_layers_see_what_the_last_indexer_chose(changes, want):
 
 
 @pytest.mark.parametrize("changes, key", [
-    ({"indexer_types": ["shared"] * 4}, "indexer_types"), ({"indexer_types": ["full"]}, "indexer_types"), ({"indexer_types": ["full", "half"] * 2}, "indexer_types"),
-    ({"indexer_types": None, "index_topk_pattern": "SFFF"}, "index_topk_pattern"), ({"indexer_types": None, "index_topk_freq": 2, "index_skip_topk_offset": 0},
+    ({"indexer_types": ["shared"] * 4}, "indexer_types"), ({"indexer_types": ["full"]}, "indexer_types"),
+    ({"indexer_types": ["full", "half"] * 2}, "indexer_types"),
+    ({"indexer_types": None, "index_topk_pattern": "SFFF"}, "index_topk_pattern"),
+    ({"indexer_types": None, "index_topk_freq": 2, "index_skip_topk_offset": 0},
                                                                                    "index_skip_topk_offset")])
 def test_layers_without_an_indexer_before_them_are_refused(changes, key):
     with pytest.raises(FormatError, match=key):

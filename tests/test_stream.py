@@ -143,8 +143,10 @@ def test_tag_split_over_chunks_does_not_leak():
 
 
 @pytest.mark.parametrize("text, expected", [
-    ("<answer>\nyes\n</answer>", "yes"), (" <answer>yes</answer> \n", "yes"), ("<answer>a</answer> b</answer>", "a</answer> b"), ("<answer>cut off", "cut off"),
-    ("<answer>  </answer>", ""), ("<answer>a\n\n b </ans", "a\n\n b </ans"), ("yes</answer>", "yes</answer>"), (" <answe", " <answe"), ("", ""), ("\n yes ", "\n yes "),
+    ("<answer>\nyes\n</answer>", "yes"), (" <answer>yes</answer> \n", "yes"),
+    ("<answer>a</answer> b</answer>", "a</answer> b"), ("<answer>cut off", "cut off"),
+    ("<answer>  </answer>", ""), ("<answer>a\n\n b </ans", "a\n\n b </ans"),
+    ("yes</answer>", "yes</answer>"), (" <answe", " <answe"), ("", ""), ("\n yes ", "\n yes "),
     ("<answer>a</answer></answer>", "a</answer>"), ("<answer><answer>a</answer>", "<answer>a")])
 def test_tags_around_an_answer_are_dropped_wherever_it_is_cut(text, expected):
     for size in (1, 2, 3, 7, 99):

@@ -18,5 +18,6 @@ from moegg.arch.tensors import ROLES, Experts, Part, Src, Tensor
 
 __all__ = ["F32_MAX", "F32_MIN", "I32_MAX", "MAX_GROUPS", "PAST_MAX", "ROLES", "ROPE_TYPES", "SCAN_MAX", "Chat", "ConfigReader", "Conv", "DeltaNet",
            "Experts", "Gqa", "Indexer", "Layer", "Lightning", "LowRank", "Mamba", "Mixer", "Mla", "Mlp", "Model", "Moe", "NGram", "Norm",
-           "Part", "PerLayerGate", "PerLayerInputs", "Ple", "Rope", "Router", "ShortConv", "Src", "Streams", "Tensor", "Xielu", "choose_chat", "fits_f32", "hash_multipliers",
+           "Part", "PerLayerGate", "PerLayerInputs", "Ple", "Rope", "Router",
+           "ShortConv", "Src", "Streams", "Tensor", "Xielu", "choose_chat", "fits_f32", "hash_multipliers",
            "offsets_of", "primes_from", "read_layer_ropes", "read_rope", "rope_of", "walk"]

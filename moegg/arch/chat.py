@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Chat:
-    """ends: tokens that end a turn, used as far as the vocabulary has them; the first is the one that chat models declare. calls: the notation of tool calls, a name of
-    moegg/server/tools.py's FORMATS. reasoning: tags around reasoning, unless the notation of calls marks it. answer: tags around what follows it, which are not shown.
-    template: Jinja for files of chat models without one. marks: tokens by which a vocabulary tells this from the module's other families.
+    """ends: tokens that end a turn, used as far as the vocabulary has them; the first is the one that chat models declare. calls: the notation of
+    tool calls, a name of moegg/server/tools.py's FORMATS. reasoning: tags around reasoning, unless the notation of calls marks it. answer: tags
+    around what follows it, which are not shown. template: Jinja for files of chat models without one. marks: tokens by which a vocabulary tells this
+    from the module's other families.
     """
     ends: tuple[str, ...] = ()
     calls: str = "tags"

@@ -162,7 +162,8 @@ def rope_of(params: ConfigReader, dim: int, theta: float, ctx_train: int, interl
     rope = Rope(dim, theta, tuple(sorted(s.items())) if kind != "default" else (), interleaved, ctx_train)
     try:
         # an angle, frequency times position, is an f32 too
-        sound = all((f > 0 or kind == "proportional" and f == 0) and fits_f32(f) and f * I32_MAX <= F32_MAX for _, inv, attention in rope.regimes() for f in (*inv, attention))
+        sound = all((f > 0 or kind == "proportional" and f == 0) and fits_f32(f) and f * I32_MAX <= F32_MAX
+                    for _, inv, attention in rope.regimes() for f in (*inv, attention))
     except (ValueError, TypeError, ArithmeticError) as e:
         raise params.wrong("rope_type", f"its values do not give {dim // 2} frequencies: {e}") from e
     if not sound:

@@ -10,11 +10,11 @@ ROLES = ("embed", "norm", "attn", "dense", "shared", "router", "head", "bias", "
 class Src:
     """Where one matrix lies in a source: `name` (may hold {e}), then these pure steps in this order.
 
-    squeeze: leave out axes of size 1 (convolutions [C, 1, taps]; a number without axes is a vector of one), those at `ones` if a GGUF is written; stacked: take slice e of axis 0;
-    transpose: swap the last two axes; rows: keep rows[start:stop:step] of axis 0 of the matrix (fused gate_up, interleaved gate/up), of each of `groups` equal
-    parts of it if that is not 0 (projections fused per head); turn: transpose what is kept of each group; add: add a constant in
-    f32 (gemma's 1 + w norms); log: not 0, the logarithm of log * x (GGUF keeps -exp(A_log), or exp). flat: before all of them, the axes before the
-    last become one; its value is the length of the first.
+    squeeze: leave out axes of size 1 (convolutions [C, 1, taps]; a number without axes is a vector of one), those at `ones` if a GGUF is written;
+    stacked: take slice e of axis 0; transpose: swap the last two axes; rows: keep rows[start:stop:step] of axis 0 of the matrix (fused gate_up,
+    interleaved gate/up), of each of `groups` equal parts of it if that is not 0 (projections fused per head); turn: transpose what is kept of each
+    group; add: add a constant in f32 (gemma's 1 + w norms); log: not 0, the logarithm of log * x (GGUF keeps -exp(A_log), or exp). flat: before all
+    of them, the axes before the last become one; its value is the length of the first.
     """
     name: str
     stacked: bool = False

@@ -39,7 +39,8 @@ def main(args: dict[str, Any]) -> ExitStatus:
         return ExitStatus.OK
     for r in rows:
         print(printable(f"{r['name']}: {', '.join(r['classes'])}"))
-        for title, text in (("made of", ", ".join(r["kinds"])), ("sources", ", ".join(r["sources"])), ("chat", "; ".join(map(talk, r["chat"]))), ("not supported", r["not_supported"])):
+        for title, text in (("made of", ", ".join(r["kinds"])), ("sources", ", ".join(r["sources"])),
+                            ("chat", "; ".join(map(talk, r["chat"]))), ("not supported", r["not_supported"])):
             for line in textwrap.wrap(f"{title}: {text}", WIDTH, initial_indent="  ", subsequent_indent="    "):
                 print(printable(line))
     return ExitStatus.OK
@@ -50,7 +51,8 @@ def row(module: ModuleType) -> dict[str, Any]:
     model, doc = module.describe(ConfigReader(module.tiny())), " ".join((inspect.getdoc(module) or "").split())
     missing = re.search(r"Not supported: (.*)", doc)
     return {"name": module.NAMES["arch"], "about": doc.split(" Source: ")[0], "classes": list(module.NAMES.get("hf", ())),
-            "gguf": list(module.NAMES.get("gguf", ())), "kinds": list(dict.fromkeys(kinds(model))), "sources": list(dict.fromkeys(layouts(module, model))),
+            "gguf": list(module.NAMES.get("gguf", ())), "kinds": list(dict.fromkeys(kinds(model))),
+            "sources": list(dict.fromkeys(layouts(module, model))),
             "chat": [vars(chat) for chat in registry.chats(module.NAMES["arch"])], "not_supported": missing[1] if missing else ""}
 
 

@@ -157,12 +157,14 @@ def table(r: dict[str, Any]) -> list[str]:
         prompt = f"; {fmt_bytes(x['prompt_read_bytes'])} for the prompt" if "prompt_read_bytes" in x else ""
         out += [f"{r['records']:<22}{100 * x['hit_rate']:>9.1f} % hits  {fmt_bytes(x['read_bytes_per_token'])} read per token in "
                 f"{x['reads_per_token']:.0f} reads, {1000 * x['wait_s_per_token']:.1f} ms of it waited for{prompt}",
-                f"{r['records'] + ' in memory':<22}{fmt_bytes(r['cache_bytes']):>9} of {fmt_bytes(r['experts_bytes'])}, {r['io']} with {r['io_threads']} threads"]
+                f"{r['records'] + ' in memory':<22}{fmt_bytes(r['cache_bytes']):>9} of {fmt_bytes(r['experts_bytes'])}, {r['io']} with "
+                f"{r['io_threads']} threads"]
     if r["pages"] and r["cache_bytes"] >= r["experts_bytes"]:
         p = r["pages"]
         huge = p["AnonHugePages"] + p["FilePmdMapped"] + p["ShmemPmdMapped"]
         waited = "" if r["resident_s"] is None else f" after {r['resident_s']:.1f} s"
-        out.append(f"{'weights':<22}{100 * p['Rss'] / max(p['Size'], 1):.0f} % resident{waited}, {100 * huge / max(p['Size'], 1):.0f} % in huge pages")
+        out.append(
+            f"{'weights':<22}{100 * p['Rss'] / max(p['Size'], 1):.0f} % resident{waited}, {100 * huge / max(p['Size'], 1):.0f} % in huge pages")
     return out
 
 

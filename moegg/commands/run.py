@@ -88,14 +88,16 @@ def main(args: dict[str, Any]) -> ExitStatus:
             section_json(container, "generation_config"), temperature=args["--temp"], top_k=args["--top-k"], top_p=args["--top-p"],
             min_p=args["--min-p"], repeat_penalty=args["--repeat-penalty"], presence_penalty=args["--presence-penalty"],
             frequency_penalty=args["--frequency-penalty"], seed=args["--seed"]),
-        args["--raw"], not args["--nothink"], args["--max-tokens"] or (None if template else CONTINUATION_TOKENS), tuple(args["--stop"]), args["--logprobs"])
+        args["--raw"], not args["--nothink"], args["--max-tokens"] or (None if template else CONTINUATION_TOKENS),
+        tuple(args["--stop"]), args["--logprobs"])
     warn_beyond_training(model, args["--ctx"] or 0, f"--ctx {args['--ctx']}")
     with started(args, container, model) as engine:
         return _with(engine, args, talk, settings, text, container.name)
 
 
 def _with(engine: Engine, args: dict[str, Any], talk: Talk, settings: Settings, text: str | None, name: str) -> ExitStatus:
-    log.detail(f"{engine.n_threads} threads, {', '.join(f'{name} {value}' for name, value in asdict(settings.sampling).items() if value not in ({}, None))}")
+    log.detail(f"{engine.n_threads} threads, "
+               f"{', '.join(f'{name} {value}' for name, value in asdict(settings.sampling).items() if value not in ({}, None))}")
     output = Output(quiet=args["--json"] or args["--logprobs"] is not None)
     speaker = Speaker(engine, talk, settings, output.show)
     if text is None:

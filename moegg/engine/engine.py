@@ -40,7 +40,8 @@ class Engine:
     ram: bytes for everything, None: what the system can give. io: 'auto', 'page-cache' or 'direct'. profile: gives that of the
     disk; asked only if experts do not all fit. usage: history that warms the cache, or None. keep: experts per layer that stay for
     good. lookahead: ranks to guess a layer ahead; None: all, if the profile says that it pays. trace: gets the router choices
-    [M, n, K] of every pass. calibrate: keep `tallies` of what each matrix reads. progress: of the resident weights. Raises BudgetTooSmall, IOFailure, FormatError, NoRoom, UsageError.
+    [M, n, K] of every pass. calibrate: keep `tallies` of what each matrix reads. progress: of the resident weights. Raises BudgetTooSmall, IOFailure,
+    FormatError, NoRoom, UsageError.
     """
 
     def __init__(self, container: Container, model: Model, *, ctx: int | None = None, sessions: tuple[int, int] = (1, 1),
@@ -295,7 +296,8 @@ def plan_for(container: Container, model: Model, *, ctx: int | None = None, sess
         budget = None if free is None else free + used
         if budget is None:
             log.warn("the system does not say how much memory is available; planning as if everything fits (set --ram)")
-    return plan(model, dense.sizes(container, model), ctx=ctx, sessions=sessions, ubatch=ubatch, kv=kv or ("f32" if all_f32(container) else "f16"), n_threads=n_threads,
+    return plan(model, dense.sizes(container, model), ctx=ctx, sessions=sessions,
+                ubatch=ubatch, kv=kv or ("f32" if all_f32(container) else "f16"), n_threads=n_threads,
                 budget=budget, process=beside + (used + GROWTH_BYTES if used else PROCESS_BYTES), option=option)
 
 

@@ -32,7 +32,8 @@ def form(shape: tuple[int, ...], gather: bool = False, role: str = "") -> tuple[
 
 def find_weights(container: Container, model: Model, addresses: Mapping[str, int], mapped: int) -> dict[str, WeightRef]:
     """Name -> WeightRef of all tensors outside records. addresses: of those that stay in memory; the others but looked-up tables
-    stream. mapped: where byte 0 of the file would be, as looked-up tables see it. Raises FormatError for a tensor too many, too few or of another form."""
+    stream. mapped: where byte 0 of the file would be, as looked-up tables see it. Raises FormatError for a tensor too many, too few or of another
+    form."""
     refuse, refs = _refuse(container), {}
     wanted = {t.name: t for t in model.tensors()}
     if extra := sorted(container.tensors.keys() - wanted.keys()):
@@ -50,7 +51,9 @@ def find_weights(container: Container, model: Model, addresses: Mapping[str, int
 
 
 def find_experts(container: Container, program: Program) -> list[MoeRef]:
-    """Records come from the store, so their addresses are unset. A MoeRef per MoE layer, in the program's order. Raises FormatError where the record tables say something else."""
+    """A MoeRef per MoE layer, in the program's order; records come from the store, so their addresses are unset.
+
+    Raises FormatError where the record tables say something else."""
     refuse, refs = _refuse(container), []
     rows = {layer.layer: layer for layer in container.layers}
     if sorted(rows) != sorted(program.moe_layers):

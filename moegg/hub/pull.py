@@ -81,7 +81,8 @@ def pull(address: Address, target: Path, progress: Progress | None = None) -> Pu
         try:
             os.replace(target, partial)         # damaged: whatever is sound in it stays
         except OSError as e:
-            raise IOFailure(f"{target}: is damaged ({damaged[0] if damaged else 'does not open'}) and cannot be written: {e.strerror}", "io-write") from e
+            raise IOFailure(f"{target}: is damaged ({damaged[0] if damaged else 'does not open'}) and cannot be written: {e.strerror}",
+                            "io-write") from e
     with _Assembly(c, remote, partial, show) as assembly:
         assembly.complete(old if old is not None and old.root != c.root else None)
         assembly.promote(target)

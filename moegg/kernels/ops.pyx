@@ -101,7 +101,8 @@ def kth_largest(const float[::1] x, int k):
 def attention(q, k, v, pos, float scale, int window=0, float softcap=0.0, f16=False, int cap=0, int chunk=0, float sink=-np.inf):
     """Query rows q [N, Dh] (N <= 8) at ascending positions pos [N] over one head's keys and values k, v [T, Dh] -> [N, Dh].
 
-    chunk, sink: as mg_attn and attention_finish have them. Lays k and v out as the engine does, in a ring of `cap` positions (0: T rounded up to whole tiles), f16 or f32.
+    chunk, sink: as mg_attn and attention_finish have them. Lays k and v out as the engine does, in a ring of `cap` positions
+    (0: T rounded up to whole tiles), f16 or f32.
     """
     q, k, v = (np.ascontiguousarray(a, np.float32) for a in (q, k, v))
     cdef int n = q.shape[0], dim = q.shape[1], total = k.shape[0], pad = (dim + 15) // 16 * 16, i, first, last

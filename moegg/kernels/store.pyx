@@ -38,8 +38,8 @@ cdef class Store:
     hook: address of an mg_read_hook, for tests. Raises BudgetTooSmall, IOFailure.
     """
 
-    def __cinit__(self, path, identity, layers, numbers, budget, *, parts=(), max_budget=0, kept=None, direct=False, exact=False, fresh=False, copy=False,
-                  n_threads=4, max_rows=1, min_part=256 << 10, max_part=4 << 20, half_life=256.0, hook=0):
+    def __cinit__(self, path, identity, layers, numbers, budget, *, parts=(), max_budget=0, kept=None, direct=False, exact=False, fresh=False,
+                  copy=False, n_threads=4, max_rows=1, min_part=256 << 10, max_part=4 << 20, half_life=256.0, hook=0):
         cdef mg_store_config c
         cdef mg_io_error error
         cdef const int32_t[::1] slot

@@ -24,7 +24,8 @@ class _Indexed(Latent):
         cfg = m.cfg
         if not self.q_rank:
             raise cfg.refuse("q_lora_rank", "supported: a rank, index queries are made of the short query")
-        self.heads, self.dim = cfg.int("index_n_heads", low=1, high=HEAD_MAX, default=heads), cfg.int("index_head_dim", low=2, high=HEAD_MAX, default=128)
+        self.heads = cfg.int("index_n_heads", low=1, high=HEAD_MAX, default=heads)
+        self.dim = cfg.int("index_head_dim", low=2, high=HEAD_MAX, default=128)
         self.most = cfg.int("index_topk", low=1, high=TOPK_MAX, default=2048)
         if self.rope_dim > self.dim:
             raise cfg.wrong("index_head_dim", f"rope turns {self.rope_dim} dimensions")
@@ -85,4 +86,5 @@ def gguf_indexed(meta: Mapping[str, Any]) -> tuple[dict[str, Any], ConfigReader]
 
 def gguf_index_keys(model: Model) -> dict[str, Any]:
     x = next(a.indexer for layer in model.layers if isinstance(a := layer.attn, Mla) and a.indexer)
-    return gguf_norm_keys(model) | {"attention.indexer.head_count": x.n_head, "attention.indexer.key_length": x.dim, "attention.indexer.top_k": x.budget}
+    return gguf_norm_keys(model) | {"attention.indexer.head_count": x.n_head,
+                                    "attention.indexer.key_length": x.dim, "attention.indexer.top_k": x.budget}

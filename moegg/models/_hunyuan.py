@@ -16,7 +16,8 @@ _ONLY = {"use_cla": False, "use_qk_norm": True, "norm_type": "rms", "mlp_bias": 
 
 def attention(m: Decoder, layer: int, rope: Rope, bias: bool) -> Gqa:
     """GQA whose norms of q and k heads come after rope."""
-    q, k = (m.norm(layer, f"attn.{x}_norm", f"self_attn.{long}_layernorm", f"attn_{x}_norm", m.head_dim) for x, long in (("q", "query"), ("k", "key")))
+    q, k = (m.norm(layer, f"attn.{x}_norm", f"self_attn.{long}_layernorm", f"attn_{x}_norm", m.head_dim)
+            for x, long in (("q", "query"), ("k", "key")))
     return replace(m.attention(layer, rope, qkv_bias=bias, o_bias=bias), q_norm=q, k_norm=k, norm_last=True)
 
 

@@ -91,7 +91,8 @@ class MoeDecoder(Decoder):
     def shared_gate(self, layer: int, hf: str = "mlp.shared_expert_gate") -> Tensor:
         """The gate [D] of the shared expert."""
         own = tuple(Src(f"{r}layers.{layer}.{hf}.weight", squeeze=True) for r in self.roots)
-        return Tensor(f"layers.{layer}.shared.router", (self.d,), "router", own, (Src(f"blk.{layer}.ffn_gate_inp_shexp.weight", squeeze=True),), layer)
+        return Tensor(f"layers.{layer}.shared.router", (self.d,), "router",
+                      own, (Src(f"blk.{layer}.ffn_gate_inp_shexp.weight", squeeze=True),), layer)
 
 
 # --- GGUF ---------------------------------------------------------------------------------------------------------------
@@ -113,7 +114,8 @@ def gguf_deepseek_moe(meta: Mapping[str, Any], g: ConfigReader) -> dict[str, Any
             "moe_intermediate_size": g.int("expert_feed_forward_length"), "n_shared_experts": g.int("expert_shared_count", default=0),
             "first_k_dense_replace": g.int("leading_dense_block_count", default=0), "n_group": groups,
             "topk_group": g.int("expert_group_used_count", default=groups) or groups,
-            "routed_scaling_factor": g.float("expert_weights_scale", default=1.0) or 1.0, "norm_topk_prob": g.bool("expert_weights_norm", default=False)}
+            "routed_scaling_factor": g.float("expert_weights_scale", default=1.0) or 1.0,
+            "norm_topk_prob": g.bool("expert_weights_norm", default=False)}
 
 
 def gguf_norm_keys(model: Model) -> dict[str, Any]:

@@ -38,7 +38,8 @@ def describe(cfg: ConfigReader) -> Model:
 def _mlp(m: Decoder, layer: int) -> Mlp:
     up, _ = m.linear(layer, "ffn.up", (m.width, m.d), "dense", "mlp.up_proj", "ffn_up")
     down, _ = m.linear(layer, "ffn.down", (m.d, m.width), "dense", "mlp.down_proj", "ffn_down")
-    values = (Tensor(f"layers.{layer}.ffn.{value}", (1,), "aux", tuple(Src(f"{root}layers.{layer}.mlp.act_fn.{value}", squeeze=True) for root in m.roots),
+    values = (Tensor(f"layers.{layer}.ffn.{value}", (1,), "aux",
+                     tuple(Src(f"{root}layers.{layer}.mlp.act_fn.{value}", squeeze=True) for root in m.roots),
                      (Src(f"xielu.{value}", rows=(layer, layer + 1, 1)),), layer) for value in _VALUES)
     return Mlp(None, up, down, Xielu(*values))
 

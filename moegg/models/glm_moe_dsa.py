@@ -1,4 +1,4 @@
-"""GLM-5 to 5.3: latent attention that sees the 2048 positions an indexer chose, DeepSeek-V3's router; later layers may share what an earlier one chose.
+"""GLM-5 to 5.3: latent attention that sees the 2048 positions an indexer chose, DeepSeek-V3's router; layers may share a choice.
 
 Source: transformers 5.24 models/glm_moe_dsa (_dsa.py tells where it parts from DeepSeek's own code). All ropes turn pairs. Layers that share
 ("shared" in indexer_types) have no indexer. GGUF: llama.cpp's architecture "glm-dsa"; early versions read its indexers and did not use them.
@@ -25,7 +25,8 @@ def describe(cfg: ConfigReader) -> Model:
 
 def _sources(cfg: ConfigReader, n: int) -> list[int]:
     """Per layer the one whose indexer chooses for it: itself if it is "full", else the last full one."""
-    pattern, freq, offset = cfg.str("index_topk_pattern", default=""), cfg.int("index_topk_freq", default=1), cfg.int("index_skip_topk_offset", default=2)
+    pattern, freq = cfg.str("index_topk_pattern", default=""), cfg.int("index_topk_freq", default=1)
+    offset = cfg.int("index_skip_topk_offset", default=2)
     made = [{"F": "full", "S": "shared"}.get(c, c) for c in pattern] or [
         "shared" if max(i - offset + 1, 0) % max(freq, 1) else "full" for i in range(n)]
     types = cfg.list("indexer_types", of=(str,), default=made)

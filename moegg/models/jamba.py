@@ -29,7 +29,8 @@ def describe(cfg: ConfigReader) -> Model:
     cfg.expect("hidden_act", "silu")
     cfg.expect("sliding_window", None)
     cfg.expect("mamba_proj_bias", False)
-    cfg.ignore("rope_theta", "rope_scaling", "rope_parameters", "use_mamba_kernels", "use_mambapy", "use_associative_scan", "num_logits_to_keep", "calc_logits_for_entire_prompt",
+    cfg.ignore("rope_theta", "rope_scaling", "rope_parameters", "use_mamba_kernels",
+               "use_mambapy", "use_associative_scan", "num_logits_to_keep", "calc_logits_for_entire_prompt",
                "mamba_inner_layernorms", "router_jitter_noise")
     full, sparse = _every(m, "attn_layer", 8, 4), _every(m, "expert_layer", 2, 1)
     n = cfg.int("num_experts", "num_local_experts", low=1, high=1 << 16, default=16)

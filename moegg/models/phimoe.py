@@ -30,7 +30,8 @@ def describe(cfg: ConfigReader) -> Model:
     if cfg.int("sliding_window", low=1, default=m.ctx_train) < m.ctx_train:
         raise cfg.refuse("sliding_window", f"supported: at least 'max_position_embeddings', {m.ctx_train}")
     cfg.ignore("input_jitter_noise")
-    head_bias = Tensor("head_bias", (m.vocab,), "bias", (Src("lm_head.bias"),), (Src("output.bias"),)) if cfg.bool("lm_head_bias", default=False) else None
+    biased = cfg.bool("lm_head_bias", default=False)
+    head_bias = Tensor("head_bias", (m.vocab,), "bias", (Src("lm_head.bias"),), (Src("output.bias"),)) if biased else None
     layers = [Layer(m.attn_norm(i), m.attention(i, rope, qkv_bias=bias, o_bias=bias),
                     m.ffn_norm(i),
                     Moe(m.router(i, n, top_k, "block_sparse_moe.gate", score="sparsemixer", renormalise=False, jitter=jitter),

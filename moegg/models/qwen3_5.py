@@ -1,7 +1,8 @@
 """Qwen3.5 (text, dense): Qwen3-Next's layers with separate projections and a plain gated MLP in each.
 
 Source: transformers 5.24 models/qwen3_5. The text part of Qwen3_5ForConditionalGeneration; vision and MTP tensors are left out.
-GGUF: llama.cpp's architecture "qwen35", whose value heads stand as in qwen35moe's files. Not supported: images, attention_bias, attn_output_gate false, activations other than silu.
+GGUF: llama.cpp's architecture "qwen35", whose value heads stand as in qwen35moe's files. Not supported: images, attention_bias, attn_output_gate
+false, activations other than silu.
 """
 from collections.abc import Mapping
 from typing import Any

@@ -36,7 +36,8 @@ from moegg.models._qwen_hybrid import DELTA_DEFAULTS, MROPE, gated_attention
 
 NAMES = {
     "arch": "qwen4-exp", "hf": ("Qwen4ExpForConditionalGeneration", "Qwen4ExpForCausalLM"), "model_type": ("qwen4_exp", "qwen4_exp_text"),
-    "gguf_unread": ("qwen4exp",), "ignore": (*IGNORED, "mtp.*", "model.visual.*", "*.layer_multipliers", "*.ngram_heads_vocab_sizes", "*.ngram_heads_offsets"),
+    "gguf_unread": ("qwen4exp",),
+    "ignore": (*IGNORED, "mtp.*", "model.visual.*", "*.layer_multipliers", "*.ngram_heads_vocab_sizes", "*.ngram_heads_offsets"),
 }
 CHAT = QWEN_OPEN
 _DEFAULTS = {"vocab_size": 248320, "hidden_size": 2048, "intermediate_size": 1, "num_hidden_layers": 40, "num_attention_heads": 16,

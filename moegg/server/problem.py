@@ -7,7 +7,8 @@ from __future__ import annotations
 from moegg.errors import BadRequest, Cancelled, ContextFull, MoeggError
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-          405: "invalid_request_error", 408: "timeout_error", 413: "request_too_large", 415: "invalid_request_error", 429: "rate_limit_error", 499: "cancelled",
+          405: "invalid_request_error", 408: "timeout_error", 413: "request_too_large",
+          415: "invalid_request_error", 429: "rate_limit_error", 499: "cancelled",
           501: "not_supported_error", 503: "overloaded_error"}
 # faults of the engine that no request can mend, although the command line reports them as bad input
 _OURS = ("sampler-nan", "sampler-empty")

@@ -101,7 +101,8 @@ class Server:
         try:
             sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
         except (OSError, OverflowError) as e:
-            reason = os.strerror(e.errno) if isinstance(e, OSError) and e.errno and e.errno > 0 else e      # create_server's own text repeats the address
+            # create_server's own text repeats the address
+            reason = os.strerror(e.errno) if isinstance(e, OSError) and e.errno and e.errno > 0 else e
             raise IOFailure(f"{host}:{port}: cannot listen: {reason}; choose another --host or --port", "io-listen") from e
         self._http = create_server(app, map={}, sockets=[sock], threads=answers + SPARE_THREADS, backlog=BACKLOG,
                                    channel_request_lookahead=1, connection_limit=connections(), asyncore_use_poll=True,

@@ -20,7 +20,8 @@ class Voice:
     def __init__(self, tokenizer: Tokenizer, *, tags: tuple[str, str] | None = None, answer: tuple[str, str] | None = None,
                  thinking: bool = False, inline: bool = False, stops: Iterable[str] = (), calls: tools.ToolStream | None = None,
                  parallel_calls: bool = True, continues: bool = False):
-        """tags: of reasoning. answer: tags around the answer. thinking: the prompt opened it. inline: leave it in the text. calls: the parser, None for plain text."""
+        """tags: of reasoning. answer: tags around the answer. thinking: the prompt opened it. inline: leave it in the text.
+        calls: the parser, None for plain text."""
         self._decoder = tokenizer.stream(continues=continues, keep=_shown(tokenizer, (*(tags or ()), *(answer or ())), calls is not None))
         self._splitter = ReasoningSplitter(*tags, started=thinking) if tags and not inline else None
         self._closing = StopMatcher(tags[1:]) if tags and thinking else None

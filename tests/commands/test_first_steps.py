@@ -77,7 +77,8 @@ def test_a_dry_run_tells_what_the_conversion_would_stumble_over(call, tmp_path, 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_convert_leaves_no_partial_file_when_it_is_told_to_end(qwen3_moe_folder, tmp_path, name):
-    slow = ("import signal, sys, time; signal.signal(signal.SIGHUP, signal.SIG_DFL); from moegg.cli import main; from moegg.converters import run; encoded = run._encoded\n"
+    slow = ("import signal, sys, time; signal.signal(signal.SIGHUP, signal.SIG_DFL); from moegg.cli import main; from moegg.converters import run; "
+            "encoded = run._encoded\n"
             "def wait(*a):\n    time.sleep(0.2)\n    return encoded(*a)\n"
             "run._encoded = wait; sys.exit(main(sys.argv[1:]))")
     child = subprocess.Popen([sys.executable, "-c", slow, "convert", qwen3_moe_folder, "-o", tmp_path / "x"], stderr=subprocess.PIPE)

@@ -10,7 +10,8 @@ from moegg.commands.opening import open_container
 from moegg.errors import ExitStatus, MoeggError
 from moegg.formats.about import About
 
-PARTS = ("path", "name", "arch", "file_bytes", "root", "content_id", "tensors", "layers", "resident", "gather", "experts", "sections", "summary", "read_section")
+PARTS = ("path", "name", "arch", "file_bytes", "root", "content_id", "tensors",
+         "layers", "resident", "gather", "experts", "sections", "summary", "read_section")
 
 
 def with_meta(meta: dict) -> SimpleNamespace:

@@ -19,7 +19,8 @@ def store(tmp_path, monkeypatch, qwen3_moe_file):
 
 def test_list_shows_sound_incomplete_and_damaged_models(call, store):
     code, out, err = call("list")
-    assert code == 0 and not err and [line.split()[0] for line in out.splitlines()] == ["NAME", "ann/tiny/broken", "ann/tiny/half", "ann/tiny/tiny-f32"]
+    assert code == 0 and not err
+    assert [line.split()[0] for line in out.splitlines()] == ["NAME", "ann/tiny/broken", "ann/tiny/half", "ann/tiny/tiny-f32"]
     assert "damaged (format-magic)" in out and "incomplete" in out and re.search(r"MiB  qwen3-moe +f32\n", out)
     got = json.loads(call("list", "--json")[1])
     assert got["folder"] == str(store.parents[1])

@@ -22,7 +22,8 @@ from tests.reference.weights import gguf_meta
 # one checkpoint per family and layout; the others differ in storage alone
 NAMES = [n for n in oracle.PLAIN if not n.endswith(("_fp8", "_f16", "_sharded", "_mxfp4"))
          and registry.find(model_type=json.loads((oracle.FIXTURES / n / "config.json").read_text())["model_type"]).NAMES.get("gguf")]
-# what llama.cpp fixes and a file cannot say: windows of llama, phi3, starcoder2 and of exaone4 but with 64 layers, llama4's chunks, scales of gemma 2 and 3; dynamic rope
+# what llama.cpp fixes and a file cannot say: windows of llama, phi3, starcoder2 and of exaone4 but with 64 layers, llama4's chunks, scales of gemma 2
+# and 3; dynamic rope
 FIXED = {"mistral": {"sliding_window": None}, "starcoder2": {"sliding_window": None},
          "llama4": {"attention_chunk_size": 8192, "floor_scale": 8192},
          "gemma2": {"query_pre_attn_scalar": 32}, "gemma3": {"query_pre_attn_scalar": 32},

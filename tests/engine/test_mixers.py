@@ -51,12 +51,14 @@ def test_threads_levels_and_splits_change_no_bit(files, arch):
 
 
 ODD = {     # sizes beside those of vectors, tiles and registers: keys, lanes, taps, heads that share keys, ranks
-    "keys past a multiple of four, three tiles": ("qwen3-next", {"linear_key_head_dim": 18, "linear_value_head_dim": 36, "linear_conv_kernel_dim": 5}),
+    "keys past a multiple of four, three tiles": ("qwen3-next",
+                                                  {"linear_key_head_dim": 18, "linear_value_head_dim": 36, "linear_conv_kernel_dim": 5}),
     "decays per key, three taps": ("kimi-linear", {"linear_attn_config": {
         "full_attn_layers": [2], "kda_layers": [1, 3, 4], "head_dim": 33, "num_heads": 3, "short_conv_kernel_size": 3}, "kv_lora_rank": 48}),
     "no correction": ("minimax", {"head_dim": 22}),
     "two taps": ("jamba", {"mamba_d_conv": 2, "mamba_d_state": 5}),
-    "ten heads choose alike": ("qwen4-exp", {"num_attention_heads": 10, "num_key_value_heads": 1, "head_dim": 44, "indexer_n_heads": 5, "indexer_head_dim": 26}),
+    "ten heads choose alike": ("qwen4-exp",
+                               {"num_attention_heads": 10, "num_key_value_heads": 1, "head_dim": 44, "indexer_n_heads": 5, "indexer_head_dim": 26}),
     "nine heads over latents": ("deepseek", {"num_attention_heads": 9, "num_key_value_heads": 9, "kv_lora_rank": 80}),
 }
 

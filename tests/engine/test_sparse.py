@@ -66,7 +66,8 @@ def test_a_shared_choice_survives_groups_of_a_long_prompt(files, monkeypatch):
     small = open_engine(path, ctx=256, ubatch=16, ram=engine.plan.fixed + 12 * size)
     assert small.plan.groups > 8 and not small.plan.all_fits
     np.testing.assert_array_equal(decode(small, IDS[:200], 6), want)
-    model = tiny.describe("glm-moe-dsa", num_hidden_layers=6, n_routed_experts=16, indexer_types=["full", "shared", "shared", "full", "full", "shared"])
+    model = tiny.describe("glm-moe-dsa", num_hidden_layers=6, n_routed_experts=16,
+                          indexer_types=["full", "shared", "shared", "full", "full", "shared"])
     state = State()
     forward(model, tiny.weights(model), IDS[:60], state)
     assert sorted(state.seen) == [0, 3, 4] and [x.attn.seen_from for x in model.layers] == [None, 0, 0, None, None, 4]
@@ -88,7 +89,8 @@ def test_up_to_the_budget_sparse_attention_is_dense_attention(kv, tmp_path):
     dense = tmp_path / "dense"
     shutil.copytree(sparse, dense)
     config = json.loads((dense / "config.json").read_text())
-    config = {k: v for k, v in config.items() if not k.startswith("index")} | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+    config = {k: v for k, v in config.items() if not k.startswith("index")} | {"architectures": ["DeepseekV3ForCausalLM"],
+                                                                               "model_type": "deepseek_v3"}
     (dense / "config.json").write_text(json.dumps(config))
     arrays = {n: x for n, x in read_safetensors(dense).items() if ".indexer." not in n}
     oracle.write_safetensors(dense / "model.safetensors", arrays, "F32")

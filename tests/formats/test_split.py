@@ -58,7 +58,8 @@ def test_a_missing_part_is_named(parts):
         Container.open(parts[0])
 
 
-@pytest.mark.parametrize("i, how", [(0, lambda d: d[:-1]), (0, lambda d: d[:4096]), (1, lambda d: d[:-4096]), (1, lambda d: d + bytes(4096)), (-1, lambda d: d[:-1]), (-1, lambda d: b"")])
+@pytest.mark.parametrize("i, how", [(0, lambda d: d[:-1]), (0, lambda d: d[:4096]),
+                                    (1, lambda d: d[:-4096]), (1, lambda d: d + bytes(4096)), (-1, lambda d: d[:-1]), (-1, lambda d: b"")])
 def test_a_part_that_is_too_short_or_too_long_is_refused(parts, i, how):
     parts[i].write_bytes(how(parts[i].read_bytes()))
     with pytest.raises(FormatError):

@@ -119,7 +119,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(404, "EntryNotFound", "Entry not found")
         else:
             data = self.hub.repos[repo][name]
-            self._answer(302, b"", [("Location", f"http://localhost:{self.hub.port}/cdn/{repo}/{quote(name)}"), ("X-Repo-Commit", self.hub.revision(repo)),
+            self._answer(302, b"", [("Location", f"http://localhost:{self.hub.port}/cdn/{repo}/{quote(name)}"),
+                                    ("X-Repo-Commit", self.hub.revision(repo)),
                                     ("X-Linked-Size", str(len(data))), ("X-Linked-Etag", f'"{hashlib.sha256(data).hexdigest()}"')])
 
     def _cdn(self, repo, name):

@@ -139,7 +139,8 @@ def test_tokenize_of_a_model_on_a_hub_fetches_its_tokenizer_alone(call, there, t
     assert not (tmp_path / "home").exists()
 
 
-@pytest.mark.parametrize("command", [["pull", "ann/tiny"], ["pull", "ann/tiny:tiny-f32.moegg"], ["convert", "hf:ann/tiny"], ["inspect", "hf:ann/tiny"]])
+@pytest.mark.parametrize("command",
+                         [["pull", "ann/tiny"], ["pull", "ann/tiny:tiny-f32.moegg"], ["convert", "hf:ann/tiny"], ["inspect", "hf:ann/tiny"]])
 def test_without_a_network_the_error_is_one_line_at_once(call, there, monkeypatch, command):
     monkeypatch.setattr("time.sleep", lambda s: pytest.fail("waits"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

@@ -27,9 +27,11 @@ def make(path, seed=0, experts=24, changed=()):
     rng = np.random.default_rng(seed)
     parts = (PartSpec("gate", (64, 256), "f16", "interleaved"), PartSpec("down", (64, 256), "f16", "interleaved"))
     spec = {"arch": "qwen3-moe", "name": "Tiny", "config": {"hidden_size": 64}, "meta": {"quant": {"name": "f16", "version": 1}},
-            "tensors": [TensorSpec("norm", (64,), "f32", "row-major", "norm"), TensorSpec("embed", (300, 256), "f32", "row-major", "embed", gather=True)],
+            "tensors": [TensorSpec("norm", (64,), "f32", "row-major", "norm"),
+                        TensorSpec("embed", (300, 256), "f32", "row-major", "embed", gather=True)],
             "experts": [ExpertSpec(0, experts, 2, parts)],
-            "sections": {"license": ("text/plain", b"x" * 5000), "chat_template": ("application/json", b'{"default":"t"}'), "model_card": ("text/markdown", b"# T")}}
+            "sections": {"license": ("text/plain", b"x" * 5000), "chat_template": ("application/json", b'{"default":"t"}'),
+                         "model_card": ("text/markdown", b"# T")}}
     with ContainerWriter(path, force=True, **spec) as w:
         for t in spec["tensors"]:
             w.put_tensor(t.name, rng.integers(1, 255, t.nbytes, np.uint8))
@@ -84,7 +86,8 @@ def test_pulling_again_compares_and_fetches_nothing_but_the_head(there, target, 
     pulling.pull(ADDRESS, target)
     before, n = target.stat(), len(there.log)
     done = pulling.pull(ADDRESS, target)
-    assert done.repaired == () and target.stat().st_mtime_ns == before.st_mtime_ns and sum(b - a + 1 for a, b in there.fetched(n)) <= remote.HEAD_BYTES + 70_000
+    assert done.repaired == () and target.stat().st_mtime_ns == before.st_mtime_ns
+    assert sum(b - a + 1 for a, b in there.fetched(n)) <= remote.HEAD_BYTES + 70_000
 
 
 @pytest.mark.parametrize("cut", [0, 1, 1000, 100_000])

@@ -31,7 +31,8 @@ def test_push_then_pull_gives_the_same_file(call, mine, file, tmp_path):
     code, out, err = call("push", file, "me/tiny", "--yes")
     assert code == 0 and out == f"{mine.url}/me/tiny/commit/1\n"
     asked = mine.created[0]
-    assert (asked["name"], asked["organization"]) == ("tiny", "me") and "private" not in (asked.get("visibility"), "private" * bool(asked.get("private")))
+    assert (asked["name"], asked["organization"]) == ("tiny", "me")
+    assert "private" not in (asked.get("visibility"), "private" * bool(asked.get("private")))
     assert mine.repos["me/tiny"].keys() == {"tiny-f32.moegg", "README.md"} and mine.repos["me/tiny"]["tiny-f32.moegg"] == file.read_bytes()
     assert call("pull", "me/tiny", "-o", tmp_path / "back.moegg")[0] == 0 and (tmp_path / "back.moegg").read_bytes() == file.read_bytes()
     assert call("push", file, "me/tiny", "--yes", "--private")[0] == 0 and len(mine.uploads) == 1, "what is there is not uploaded again"
@@ -58,7 +59,8 @@ def test_a_wrong_token_is_one_line(call, mine, file, monkeypatch):
 
 def test_the_card_says_what_the_file_says(call, mine, file, tmp_path):
     (tmp_path / "q.json").write_text(json.dumps({"model": "/home/x/m.moegg", "reference": "/home/x/ref-f32.moegg", "quality": {
-        **{k: v for k, v in QUALITY.items() if k != "divergence"}, "windows": 1, "ctx": 512, "reference": QUALITY["divergence"] | {"kl_error": 0.1, "kl_max": 1.0}}}))
+        **{k: v for k, v in QUALITY.items() if k != "divergence"}, "windows": 1,
+        "ctx": 512, "reference": QUALITY["divergence"] | {"kl_error": 0.1, "kl_max": 1.0}}}))
     assert call("edit", file, "--quality", tmp_path / "q.json")[0] == 0
     assert b"/home" not in Container.open(file).read_section("quality")
     call("push", file, "me/tiny:sub/a.moegg", "--yes")

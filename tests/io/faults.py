@@ -8,8 +8,9 @@ _HOOK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int, ctypes.c
 
 
 class Faults:
-    """broken: every read of more than two pages fails with `error` (rows of a looked-up table are smaller). plan: what happens to the next reads: an errno, ('short', n), or None for a good one.
-    stall: reads wait while it is cleared (`waiting` of them). calls: (bytes, offset) of every read; a page cache fill counts as one."""
+    """broken: every read of more than two pages fails with `error` (rows of a looked-up table are smaller). plan: what happens to the next reads: an
+    errno, ('short', n), or None for a good one. stall: reads wait while it is cleared (`waiting` of them). calls: (bytes, offset) of every read; a
+    page cache fill counts as one."""
 
     def __init__(self):
         self.broken, self.error, self.plan, self.calls = False, errno.EIO, [], []

@@ -55,7 +55,8 @@ def test_the_cheapest_way_with_the_fewest_threads_wins():
 
 
 def test_a_lone_record_is_cut_only_where_that_is_faster():
-    split = Profile("k", 2, (reading(depth=1, rate=0.8), reading(depth=4, rate=1.8), reading(block=1024, depth=4, rate=1.7), reading(block=256, depth=8, rate=1.0)))
+    split = Profile("k", 2, (reading(depth=1, rate=0.8), reading(depth=4, rate=1.8),
+                             reading(block=1024, depth=4, rate=1.7), reading(block=256, depth=8, rate=1.0)))
     assert split.settings("direct") == Settings(4, 1 << 20, "advice", guess=True)
     whole = Profile("k", 2, (reading(depth=1, rate=3.0), reading(depth=4, rate=3.1), reading(block=1024, depth=4, rate=2.5)))
     assert whole.settings("direct").min_part == 2560 << 10

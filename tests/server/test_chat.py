@@ -197,7 +197,8 @@ def test_a_template_that_refuses_says_so(serve):
 def test_a_model_without_template_refuses_chats_only(serve):
     with serve(template=None) as s:
         status, r = s.client.chat()
-        assert (status, r["error"]["code"]) == (400, "no_chat_template") and "base model" in r["error"]["message"] and "--chat-template" in r["error"]["message"]
+        assert (status, r["error"]["code"]) == (400, "no_chat_template")
+        assert "base model" in r["error"]["message"] and "--chat-template" in r["error"]["message"]
         assert s.client.post("/v1/completions", {"prompt": "a"})[0] == 200
 
 

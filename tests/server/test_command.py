@@ -37,11 +37,13 @@ def test_a_port_in_use_is_an_io_error():
         one.run()
 
 
-@pytest.mark.parametrize("number, options", [(signal.SIGTERM, []), (signal.SIGINT, ["--ram=1G", "--io=direct", "--pin=1", "--no-usage", "--idle-release=1"])])
+@pytest.mark.parametrize("number, options",
+                         [(signal.SIGTERM, []), (signal.SIGINT, ["--ram=1G", "--io=direct", "--pin=1", "--no-usage", "--idle-release=1"])])
 def test_it_says_when_it_is_ready_serves_saves_and_stops_at_a_signal(qwen3_moe_file, tmp_path, number, options):
     command = [sys.executable, "-m", "moegg", "server", str(qwen3_moe_file), "--port=0", "--ctx=128", "--threads=1",
                "--parallel=2", "--alias=tiny", f"--cache-dir={tmp_path / 'cache'}", *options]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)}) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)}) as process:
         try:
             ready = process.stderr.readline()
             url = re.fullmatch(r"moegg: tiny is ready at (http://127.0.0.1:\d+) \(2 at once, context 128\)\n", ready)[1]

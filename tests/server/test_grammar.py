@@ -88,7 +88,8 @@ def test_markers_that_are_special_tokens_are_forced_as_tokens():
 
 
 def test_a_schema_is_held_inside_the_last_message_of_a_family_that_marks_all_parts(tokenizer):
-    schema = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}}, "additionalProperties": False}
+    schema = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}},
+              "additionalProperties": False}
     text = random_walk(tokenizer, Grammars(tokenizer, VOCAB).start(Ask(constraint=("schema", schema)), tools.HARMONY, TEMPLATE), 2)
     assert 0 <= json.loads(tools.HARMONY.message(text, None).content)["n"] <= 9
 

@@ -154,7 +154,8 @@ def test_head_keep_alive_chunked_and_expect(serve):
         conn.close()
         data = json.dumps(CHAT).encode()
         with socket.create_connection(("127.0.0.1", s.client.port), timeout=60) as sock:
-            sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(data))
+            sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nConnection: close\r\nContent-Length: "
+                         b"%d\r\n\r\n" % len(data))
             assert sock.recv(100).startswith(b"HTTP/1.1 100")
             sock.sendall(data)
             assert b"hello" in b"".join(iter(lambda: sock.recv(65536), b""))

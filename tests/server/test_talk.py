@@ -14,7 +14,8 @@ from tests.server.scripted import TEMPLATE, VOCAB
 
 DECLARED = [(arch, chat) for arch in registry.names() for chat in registry.chats(arch)]
 WITH_TEMPLATE = [(arch, chat) for arch, chat in DECLARED if chat.template]
-SYSTEM, ASKED, SAID, AGAIN = ({"role": role, "content": text} for role, text in (("system", "TEN"), ("user", "ONE"), ("assistant", "TWO"), ("user", "SIX")))
+SYSTEM, ASKED, SAID, AGAIN = ({"role": role, "content": text}
+                              for role, text in (("system", "TEN"), ("user", "ONE"), ("assistant", "TWO"), ("user", "SIX")))
 
 
 def tokenizer(*special, eos="<|endoftext|>", plain=(), **options):
@@ -79,7 +80,8 @@ TURNS = {
     "kimi-linear": "<|im_system|>system<|im_middle|>TEN<|im_end|><|im_user|>user<|im_middle|>ONE<|im_end|><|im_assistant|>assistant<|im_middle|>TWO"
                    "<|im_end|><|im_user|>user<|im_middle|>SIX<|im_end|><|im_assistant|>assistant<|im_middle|>",
     "minimax-m2": "]~!b[]~b]system\nTEN[e~[\n]~b]user\nONE[e~[\n]~b]ai\nTWO[e~[\n]~b]user\nSIX[e~[\n]~b]ai\n<think>\n",
-    "minimax": "<beginning_of_sentence>system ai_setting=assistant\nTEN<end_of_sentence>\n<beginning_of_sentence>user name=user\nONE<end_of_sentence>\n"
+    "minimax": "<beginning_of_sentence>system ai_setting=assistant\nTEN<end_of_sentence>\n"
+               "<beginning_of_sentence>user name=user\nONE<end_of_sentence>\n"
                "<beginning_of_sentence>ai name=assistant\nTWO<end_of_sentence>\n<beginning_of_sentence>user name=user\nSIX<end_of_sentence>\n"
                "<beginning_of_sentence>ai name=assistant\n",
     "dots1": "<|system|>TEN<|endofsystem|><|userprompt|>ONE<|endofuserprompt|><|response|>TWO<|endofresponse|><|userprompt|>SIX<|endofuserprompt|>"
@@ -176,7 +178,8 @@ def spoken(talk, text, template, thinking=False, given=()):
     ("gpt-oss", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>yes", ("hm", "yes")),
     ("solar-open", "<|think|>hm<|end|><|begin|>assistant<|content|>yes", ("hm", "yes")),
     ("qwen2", "<think>hm</think>yes", ("hm", "yes")), ("phi3", "<think>hm</think>yes", ("", "<think>hm</think>yes")),
-    ("apertus", "<|inner_prefix|>hm<|inner_suffix|>yes", ("hm", "yes")), ("telechat3", "<think>hm</think>yes", ("hm", "yes")), ("granite", "plain <response>", ("", "plain <response>")),
+    ("apertus", "<|inner_prefix|>hm<|inner_suffix|>yes", ("hm", "yes")),
+    ("telechat3", "<think>hm</think>yes", ("hm", "yes")), ("granite", "plain <response>", ("", "plain <response>")),
 ])
 @pytest.mark.parametrize("given", [(), ({"type": "function", "function": {"name": "f"}},)], ids=["talk", "tools"])
 def test_reasoning_is_apart_though_the_template_says_nothing_of_it(arch, text, expected, given):

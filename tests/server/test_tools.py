@@ -87,7 +87,8 @@ EXAMPLES = [
     ("gemma3", '```json\n{"name": "weather", "parameters": {"city": "Oslo"}}\n```', "", [OSLO]),
     ("gemma3", '[weather(city="Oslo"), ls(p="/")]', "", [OSLO, ROOT]),
     ("function", "<seed:tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n</function>\n</seed:tool_call>", "", [OSLO]),
-    ("python", "Let me see.\n<function_calls>\nweather(city=\"Oslo\")\nweather(city='Bergen', days=2)\n</function_calls>", "Let me see.", [OSLO, BERGEN]),
+    ("python", "Let me see.\n<function_calls>\nweather(city=\"Oslo\")\nweather(city='Bergen', days=2)\n</function_calls>",
+     "Let me see.", [OSLO, BERGEN]),
     ("python", "<function_calls>ls()</function_calls>", "", [LS]),
     ("apertus", 'Wait.<|tools_prefix|>[{"weather": {"city": "Bergen", "days": 2}}, {"ls": {}}]<|tools_suffix|>', "Wait.", [BERGEN, LS]),
     ("apertus", '<|tools_prefix|>[{"weather": "{\\"city\\": \\"Oslo\\"}"}]', "", [OSLO]),
@@ -135,7 +136,8 @@ TEXTS = {
         "<|tool_call_start|>[ls('x')]<|tool_call_end|>", "<|tool_call_start|>ls<|tool_call_end|>", "<|tool_call_start|>[ls(p='a"],
     "gemma": ['<|tool_call>call:ls{p:<|"|>x}<tool_call|>', "<|tool_call>ls{}<tool_call|>"],
     "gemma3": ["```tool_code\nx = 1\n```", '```json\n{"name": "x"}\n```'],
-    "glm4": ['weather {"city": "Oslo"}', 'rain\n{"city": "Oslo"}', 'weather\n["x"]', 'weather\n{"city": "Os', "weather", "weather\nis fine", '{"p": 1}',
+    "glm4": ['weather {"city": "Oslo"}', 'rain\n{"city": "Oslo"}', 'weather\n["x"]',
+             'weather\n{"city": "Os', "weather", "weather\nis fine", '{"p": 1}',
              'I call\nls\n{}', 'x' * 200 + '\n{}'],
     "apertus": ["<|tools_prefix|>[]<|tools_suffix|>", '<|tools_prefix|>[{"ls": {"p": "/ho', '<|tools_prefix|>[{"l s": {}}]<|tools_suffix|>',
                 '<|tools_prefix|>[{"ls": 5}]<|tools_suffix|>'],
@@ -418,7 +420,8 @@ def test_harmony_call_without_whole_arguments_is_shown_with_its_header(inner):
     ("<|tool_list_start|>", "lfm"), ("'<|tool_call>call:'", "gemma"), ("<start_function_call>", "gemma"),
     ("<|start|>assistant<|channel|>final<|message|>", "harmony"), ("<|python_tag|>", "llama"), ("'<|python_start|>' + call", "llama"),
     ('Respond in the format {"name": function name, "parameters": dictionary of argument name', "llama"),
-    ("<|tool_calls_section_begin|><|tool_call_begin|>", "kimi"), ("'<|tool_call:begin|>' + id", "solar"), ('<minimax:tool_call>\n<invoke name="', "minimax"),
+    ("<|tool_calls_section_begin|><|tool_call_begin|>", "kimi"), ("'<|tool_call:begin|>' + id", "solar"),
+    ('<minimax:tool_call>\n<invoke name="', "minimax"),
     ("'<|tool_call|>' + calls", "marked"), ("<tool_calls>[", "marked"), ("<|START_ACTION|>[", "marked"), ("<|im_start|>", "none"), (None, "none"),
 ])
 def test_format_is_chosen_by_what_the_template_writes(template, expected):
@@ -430,7 +433,8 @@ def test_format_is_chosen_by_what_the_template_writes(template, expected):
 WORDS = [
     *sorted({word for form in CALLING for word in form.openers}), "</tool_call>", "<function=", "run", ">", "<parameter=", "cmd",
     "</parameter>", "</function>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "[ARGS]", "[CALL_ID]", SEP, DS_END,
-    DS_ALL_END, K_ARGS, K_END, K_ALL_END, '<invoke name="', '<parameter name="', '">', "</invoke>", "</minimax:tool_call>", "<|tool_call_end|>", "call:", '<|"|>', "<escape>", "<tool_call|>", "```", "to=functions.", "<|constrain|>json",
+    DS_ALL_END, K_ARGS, K_END, K_ALL_END, '<invoke name="', '<parameter name="', '">', "</invoke>",
+    "</minimax:tool_call>", "<|tool_call_end|>", "call:", '<|"|>', "<escape>", "<tool_call|>", "```", "to=functions.", "<|constrain|>json",
     "<|message|>", "analysis", '{"name": "run", "arguments": {"cmd": "x"}}', '{"name": "', '", "arguments": {', "run(cmd='x')",
     *"{}[]()'\"\\,:;=1 \n客", "true", "\\ud800"]
 

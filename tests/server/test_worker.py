@@ -150,7 +150,8 @@ def hang_up(s, body, after=b"data: ", path="/v1/chat/completions"):
     """Sends a request, reads until `after` has come (b"": until the answer is being made), and closes the socket."""
     data = json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": True, **body}).encode()
     with socket.create_connection(("127.0.0.1", s.client.port), timeout=60) as sock:
-        sock.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
+        sock.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (
+            path.encode(), len(data)) + data)
         got = b""
         while after and after not in got:
             piece = sock.recv(4096)

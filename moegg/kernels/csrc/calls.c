@@ -15,6 +15,7 @@ const mg_policy_calls mg_policy_table = {
     .id = mg_policy_id, .used = mg_policy_used, .state = mg_policy_state, .score = mg_policy_score, .begin = mg_policy_pass,
     .arrive = mg_policy_arrive, .use = mg_policy_use, .pin = mg_policy_pin, .unpin = mg_policy_unpin,
     .admit = mg_policy_admit, .evicted = mg_policy_evicted, .loaded = mg_policy_loaded, .failed = mg_policy_failed,
-    .drop = mg_policy_drop, .drop_all = mg_policy_drop_all, .set_budget = mg_policy_set_budget, .keep = mg_policy_keep, .seed = mg_policy_seed, .warm_order = mg_policy_warm_order,
+    .drop = mg_policy_drop, .drop_all = mg_policy_drop_all, .set_budget = mg_policy_set_budget, .keep = mg_policy_keep,
+    .seed = mg_policy_seed, .warm_order = mg_policy_warm_order,
     .access = mg_policy_access,
 };

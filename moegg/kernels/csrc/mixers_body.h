@@ -270,5 +270,5 @@ VF_TARGET static void mixer_index_scores(const float *q, const float *w, int hea
 }
 
 #define MG_MIXER_TABLE(name) \
-    const mg_mixer_table name = {mixer_conv, mixer_matrix, mixer_scan, mixer_unit, mixer_decay, mixer_sigmoid, mixer_softplus, mixer_gate, mixer_dot, \
-        mixer_index_scores}
+    const mg_mixer_table name = {mixer_conv, mixer_matrix, mixer_scan, mixer_unit, mixer_decay, mixer_sigmoid, mixer_softplus, mixer_gate, \
+        mixer_dot, mixer_index_scores}

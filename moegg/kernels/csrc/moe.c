@@ -1,9 +1,10 @@
 /* moe.c - the MoE ops: route (route.c), bring the chosen experts in, compute them as they arrive, sum.
  *
- * Routing is an op of its own that asks the store for the records, so that what lies between it and the experts (the guess of the
- * next layer's, a shared expert, a dense block) is computed while they load; they are held meanwhile. Outputs are stored per (token, rank) and summed in rank order, so neither the order in which experts arrive nor the number that
- * fits into memory at once changes a bit. Experts in memory are computed first, while the others load; when a layer needs more
- * than the store can hold, it goes in waves.
+ * Routing is an op of its own that asks the store for the records, so that what lies between it and the experts (the guess of
+ * the next layer's, a shared expert, a dense block) is computed while they load; they are held meanwhile. Outputs are stored
+ * per (token, rank) and summed in rank order, so neither the order in which experts arrive nor the number that fits into
+ * memory at once changes a bit. Experts in memory are computed first, while the others load; when a layer needs more than the
+ * store can hold, it goes in waves.
  */
 #include "exec_int.h"
 #include <string.h>

@@ -1,4 +1,5 @@
-/* op_index.c - what a query sees in sparse attention (arch/blocks.py, Indexer): index keys are kept, blocks of `ratio` neighbours scored, the best chosen.
+/* op_index.c - what a query sees in sparse attention (arch/blocks.py, Indexer): index keys are kept, blocks of `ratio` neighbours
+ * scored, the best chosen.
  *
  * Of a query at position t the complete blocks among keys 0..t compete, the incomplete one is always seen. Index keys are kept per token
  * (raw) and per complete block (normed mean, rotated as its first token), so that a session can go back to any length; if a block is

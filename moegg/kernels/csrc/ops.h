@@ -17,7 +17,8 @@ enum { MG_SILU, MG_GELU_TANH, MG_SIGMOID, MG_SWIGLU_OAI, MG_SILU_CUT, MG_XIELU }
 #define MG_ACT_VALUES 4      /* of XIELU: a, b, beta, eps */
 
 /* Keys and values of one KV head of one session. K is stored by blocks of 16 positions, [block][dim][16], so that a lane is a
- * key; V is [position][ldv]. by_row: K is [position][dim], dim a multiple of 16, and V its first dim_pad values. cap positions, a multiple of MG_TILE; position p lives at p % cap (a ring for windows). */
+ * key; V is [position][ldv]. by_row: K is [position][dim], dim a multiple of 16, and V its first dim_pad values. cap positions,
+ * a multiple of MG_TILE; position p lives at p % cap (a ring for windows). */
 typedef struct {
     const void *k, *v;       /* f16 bits, or f32 when f32 is set */
     int32_t cap, dim, dim_pad, f32;

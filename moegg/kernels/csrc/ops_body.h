@@ -237,7 +237,8 @@ enum { ONCE = 4, AHEAD = 16384 };                        /* AT_ONCE at most; byt
 #define AT_ONCE(N) (SUMS / (N) > ONCE ? ONCE : SUMS / (N) > 1 ? SUMS / (N) : 1)
 
 /* s[r][0..16 B) = q[r] . K of B blocks of 16 keys, for N rows. */
-VF_FN void score_block(const int N, const int B, const int f32, const void *k, const void *v, int64_t at, int64_t dim, const float *const *q, float *s, float scale) {
+VF_FN void score_block(const int N, const int B, const int f32, const void *k, const void *v, int64_t at, int64_t dim, const float *const *q,
+                       float *s, float scale) {
     vf acc[MG_QROWS][ONCE];
     for (int r = 0; r < N; r++)
         for (int b = 0; b < B; b++) acc[r][b] = vf_set1(0);
@@ -260,7 +261,8 @@ VF_FN void score_block(const int N, const int B, const int f32, const void *k, c
 }
 
 /* Of n blocks. */
-VF_FN void score_blocks(const int N, const int f32, const void *k, const void *v, int64_t at, int64_t dim, int n, const float *const *q, float *s, float scale) {
+VF_FN void score_blocks(const int N, const int f32, const void *k, const void *v, int64_t at, int64_t dim, int n, const float *const *q,
+                        float *s, float scale) {
     const int B = AT_ONCE(N);
     int b = 0;
     for (; b + B <= n; b += B) score_block(N, B, f32, k, v, at + b * 16 * dim, dim, q, s + b * 16, scale);
@@ -290,7 +292,10 @@ VF_FN void row_lanes(const int N, const int f32, const int first, const void *k,
 
 VF_FN void score_rows(const int N, const int f32, const void *k, int64_t at, int64_t dim, const float *const *q, float *s, float scale) {
     float t[MG_QROWS * 256];
-#define PART(P) if (N > P * KEY_ROWS) row_lanes(N - P * KEY_ROWS < KEY_ROWS ? N - P * KEY_ROWS : KEY_ROWS, f32, P == 0, k, at, dim, q + P * KEY_ROWS, t + P * KEY_ROWS * 256)
+#define PART(P)                                                                                               \
+    if (N > P * KEY_ROWS)                                                                                     \
+        row_lanes(N - P * KEY_ROWS < KEY_ROWS ? N - P * KEY_ROWS : KEY_ROWS, f32, P == 0, k, at, dim, q + P * KEY_ROWS, \
+                  t + P * KEY_ROWS * 256)
     PART(0); PART(1); PART(2); PART(3);
 #undef PART
     for (int r = 0; r < N; r++) vf_store(s + r * MG_SCORES, vf_mul(vf_sums(t + r * 256), vf_set1(scale)));
@@ -320,8 +325,10 @@ VF_FN void value_blocks(const int N, const int f32, const mg_attn *a, int64_t sl
     const int B = AT_ONCE(N);
     const int64_t wide = f32 ? 4 : 2, next = (slot + MG_CHUNK) * a->dim * wide;
     int64_t d = 0;
-    for (; d + 16 * B <= a->dim_pad; d += 16 * B) value_block(N, B, f32, a->v, slot * a->ldv + d, a->ldv, n, a->k, next + d * n * wide, p, o, MG_PART_HEAD + d);
-    for (; B > 1 && d < a->dim_pad; d += 16) value_block(N, 1, f32, a->v, slot * a->ldv + d, a->ldv, n, a->k, next + d * n * wide, p, o, MG_PART_HEAD + d);
+    for (; d + 16 * B <= a->dim_pad; d += 16 * B)
+        value_block(N, B, f32, a->v, slot * a->ldv + d, a->ldv, n, a->k, next + d * n * wide, p, o, MG_PART_HEAD + d);
+    for (; B > 1 && d < a->dim_pad; d += 16)
+        value_block(N, 1, f32, a->v, slot * a->ldv + d, a->ldv, n, a->k, next + d * n * wide, p, o, MG_PART_HEAD + d);
 }
 
 /* The weights of one row: scores p[lo..hi) become exp(p - their maximum), others of [from, to) 0; l: their sums by lane. Returns the maximum. */
@@ -386,7 +393,8 @@ VF_FN void attention_rows(const int N, const int f32, const mg_attn *a, const fl
     }
 }
 
-VF_TARGET static void op_attention(const mg_attn *a, int n, const float *const *q, const int32_t *pos, int32_t begin, float *const *part, float *scratch) {
+VF_TARGET static void op_attention(const mg_attn *a, int n, const float *const *q, const int32_t *pos, int32_t begin, float *const *part,
+                                   float *scratch) {
     BY_ROWS(n, a->f32, attention_rows, a, q, pos, begin, part, scratch);
 }
 
@@ -415,4 +423,5 @@ VF_TARGET static void op_attention_finish(const float *part, int64_t dim, float 
 }
 
 #define MG_OP_TABLE(name) \
-    const mg_op_table name = {op_rmsnorm, op_layernorm, op_rope, op_attention, op_attention_fold, op_attention_finish, op_glu, op_act, op_add, op_scale, op_axpy, op_dot, op_softcap, op_softmax, op_kth, op_store_v}
+    const mg_op_table name = {op_rmsnorm, op_layernorm, op_rope, op_attention, op_attention_fold, op_attention_finish, \
+        op_glu, op_act, op_add, op_scale, op_axpy, op_dot, op_softcap, op_softmax, op_kth, op_store_v}

@@ -1,7 +1,8 @@
 /* quantize_grid.c - floats to blocks whose codes stand for a grid: iq4, fp4, ternary, MLX's affine rows and e4m3.
  *
  * tq1_0, tq2_0 and mxfp4 round as ggml's gguf package does (gguf-py quants.py); iq4 rows search as search.h says. Most of these
- * rows come from published files as they are; encoded here is what a conversion has to change. Values of no meaning (NaN, infinity) give defined but useless codes: callers refuse them.
+ * rows come from published files as they are; encoded here is what a conversion has to change. Values of no meaning (NaN,
+ * infinity) give defined but useless codes: callers refuse them.
  */
 #include "kernels.h"
 #include "quantize_int.h"
