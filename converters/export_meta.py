@@ -42,10 +42,10 @@ class Made:
 def make_metadata(container: Container) -> Made:
     """Raises UnsupportedModel where GGUF would say something else."""
     module, model = registry.find(arch=container.arch), registry.describe(container.arch, container.config, container.path)
-    names = module.NAMES.get("gguf", ())
+    names = registry.spelled(module, "gguf")
     if not names or not hasattr(module, "gguf_config"):
         raise other(container, f"architecture {container.arch!r} has no GGUF names")
-    made = next(filter(None, (_model(container, module, model, n) for n in ([names] if isinstance(names, str) else names))), None)
+    made = next(filter(None, (_model(container, module, model, n) for n in names)), None)
     if made is None:
         raise other(container, f"the metadata of a GGUF would describe another model than this {model.arch}")
     try:

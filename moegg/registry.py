@@ -80,13 +80,13 @@ def find(*, arch: str | None = None, hf: str | None = None, model_type: str | No
     if kind == "arch" and wanted in plugins:
         return _load(plugins[wanted])
     for module in _builtins().values():
-        if wanted in _known(module, kind) and not (kind == "gguf" and hasattr(module, "gguf_own")):
+        if wanted in spelled(module, kind) and not (kind == "gguf" and hasattr(module, "gguf_own")):
             return module
     loaded = [] if kind == "arch" else [_load(entry) for entry in plugins.values()]
     for module in loaded:
-        if wanted in _known(module, kind):
+        if wanted in spelled(module, kind):
             return module
-    known = {n for m in (*_builtins().values(), *loaded) for n in _known(m, kind)} | (set(plugins) if kind == "arch" else set())
+    known = {n for m in (*_builtins().values(), *loaded) for n in spelled(m, kind)} | (set(plugins) if kind == "arch" else set())
     bare = {name: _TASK.sub("", name) for name in sorted(known)}      # else ends that all class names share make them alike
     close = difflib.get_close_matches(_TASK.sub("", wanted), bare.values(), 3, cutoff=0.7)
     near = [name for name in sorted(bare, key=lambda name: close.index(bare[name]) if bare[name] in close else 99) if bare[name] in close]
@@ -102,7 +102,7 @@ def find_gguf(name: str, meta: Mapping[str, Any]) -> ModuleType:
         if name in module.NAMES.get("gguf_unread", ()):
             raise UnsupportedModel(f"model: GGUF files of architecture {name!r} are not read; {module.NAMES['arch']} is converted from safetensors",
                                    "arch-unsupported")
-    owners = (m for m in _builtins().values() if name in _known(m, "gguf") and hasattr(m, "gguf_own"))
+    owners = (m for m in _builtins().values() if name in spelled(m, "gguf") and hasattr(m, "gguf_own"))
     return next((m for m in owners if m.gguf_own(meta)), None) or find(gguf=name)
 
 
@@ -131,6 +131,7 @@ def _declared(module: ModuleType) -> tuple[Chat, ...]:
     return declared if isinstance(declared, tuple) else (declared,)
 
 
-def _known(module: ModuleType, kind: str) -> tuple[str, ...]:
+def spelled(module: ModuleType, kind: str) -> tuple[str, ...]:
+    """The names of one kind in a module's NAMES, which may be a string or several."""
     value = module.NAMES.get(kind, ())
     return (value,) if isinstance(value, str) else value

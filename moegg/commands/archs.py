@@ -50,8 +50,8 @@ def row(module: ModuleType) -> dict[str, Any]:
     """One architecture in plain JSON types; its kinds are those of its smallest config."""
     model, doc = module.describe(ConfigReader(module.tiny())), " ".join((inspect.getdoc(module) or "").split())
     missing = re.search(r"Not supported: (.*)", doc)
-    return {"name": module.NAMES["arch"], "about": doc.split(" Source: ")[0], "classes": list(module.NAMES.get("hf", ())),
-            "gguf": list(module.NAMES.get("gguf", ())), "kinds": list(dict.fromkeys(kinds(model))),
+    return {"name": module.NAMES["arch"], "about": doc.split(" Source: ")[0], "classes": list(registry.spelled(module, "hf")),
+            "gguf": list(registry.spelled(module, "gguf")), "kinds": list(dict.fromkeys(kinds(model))),
             "sources": list(dict.fromkeys(layouts(module, model))),
             "chat": [vars(chat) for chat in registry.chats(module.NAMES["arch"])], "not_supported": missing[1] if missing else ""}
 
@@ -117,4 +117,4 @@ def layouts(module: ModuleType, model: Model) -> Iterator[str]:
     ways = {("stacked" if s.stacked else "one by one") + (", transposed" if s.transpose else "")
             for e in model.experts() for p in e.parts for s in p.hf if not p.name.endswith("_bias")}
     yield "safetensors" + (f" (experts {' or '.join(sorted(ways))})" if ways else "")
-    yield from (f"GGUF {name}" for name in module.NAMES.get("gguf", ()))
+    yield from (f"GGUF {name}" for name in registry.spelled(module, "gguf"))

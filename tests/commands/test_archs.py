@@ -3,6 +3,7 @@ import json
 
 from moegg import registry
 from moegg.cli import main
+from moegg.commands import archs
 
 
 def listed(capsys, *argv):
@@ -36,3 +37,10 @@ def test_a_part_of_a_name_finds_the_architecture_by_any_of_its_names(call):
         assert [r["name"] for r in json.loads(call("archs", part, "--json")[1])["architectures"]] == [name]
     code, out, err = call("archs", "mamba9")
     assert (code, out) == (4, "") and err == "moegg: mamba9: no architecture of that name; 'moegg archs' lists all [arch-unknown]\n"
+
+
+def test_a_module_may_spell_one_gguf_name_as_a_string(monkeypatch):
+    module = registry.find(arch="qwen3")
+    monkeypatch.setitem(module.NAMES, "gguf", "qwen3")
+    r = archs.row(module)
+    assert r["gguf"] == ["qwen3"] and [s for s in r["sources"] if s.startswith("GGUF")] == ["GGUF qwen3"]

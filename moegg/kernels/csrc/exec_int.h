@@ -56,8 +56,8 @@ void mg_op_head(mg_exec *e, const mg_op *op);
 void mg_op_heads(mg_exec *e, const mg_op *op);           /* op_latent.c */
 void mg_op_latent(mg_exec *e, const mg_op *op);
 void mg_op_gate_heads(mg_exec *e, const mg_op *op);
-/* The tables of token i, NULL without rope. */
-void mg_rope_row(const mg_exec *e, const mg_rope *rope, int64_t i, const float **cosine, const float **sine);
+/* The tables of a position of a session, NULL without rope. */
+void mg_rope_row(const mg_exec *e, const mg_rope *rope, int64_t seq, int64_t pos, const float **cosine, const float **sine);
 void mg_op_gate(mg_exec *e, const mg_op *op);
 void mg_op_route(mg_exec *e, const mg_op *op);
 int mg_op_moe(mg_exec *e, const mg_op *op);              /* MG_OK, MG_E_CANCEL, MG_E_FETCH */

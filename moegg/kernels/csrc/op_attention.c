@@ -33,13 +33,13 @@ static void store_kv(const mg_attn *s, const mg_kv *kv, int h, int64_t slot, con
     mg_ops.store_v(v, s->dim, s->f32, (char *)kv->v + ((int64_t)h * s->cap + slot) * s->dim_pad * (s->f32 ? 4 : 2));
 }
 
-void mg_rope_row(const mg_exec *e, const mg_rope *rope, int64_t i, const float **cosine, const float **sine) {
+void mg_rope_row(const mg_exec *e, const mg_rope *rope, int64_t seq, int64_t pos, const float **cosine, const float **sine) {
     *cosine = *sine = NULL;
     if (!rope) return;
     int r = 0;
-    while (r + 1 < rope->n && e->seq_len[e->seq[i]] > rope->limit[r]) r++;
-    *cosine = rope->cosine[r] + (int64_t)e->pos[i] * rope->half;
-    *sine = rope->sine[r] + (int64_t)e->pos[i] * rope->half;
+    while (r + 1 < rope->n && e->seq_len[seq] > rope->limit[r]) r++;
+    *cosine = rope->cosine[r] + pos * rope->half;
+    *sine = rope->sine[r] + pos * rope->half;
 }
 
 static void rope_kv_task(void *ctx, int64_t begin, int64_t end, int worker) {
@@ -51,7 +51,7 @@ static void rope_kv_task(void *ctx, int64_t begin, int64_t end, int worker) {
     for (int64_t i = begin; i < end; i++) {
         float *q = row(e, c->op->src, i), *k = row(e, c->op->src2, i), *v = row(e, c->op->src3, i);
         const float *cosine, *sine;
-        mg_rope_row(e, l->rope, i, &cosine, &sine);
+        mg_rope_row(e, l->rope, e->seq[i], e->pos[i], &cosine, &sine);
         if (l->k_is_v) memcpy(v, k, (size_t)l->n_kv * s->dim * 4);
         turn_heads(l, q, l->n_head, &l->q_norm, l->q_wide, cosine, sine);
         if (l->q_scale) mg_ops.scale(q, l->q_scale[e->pos[i]], (int64_t)l->n_head * s->dim);

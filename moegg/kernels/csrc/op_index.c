@@ -14,9 +14,9 @@ enum { PART = 1024 };        /* blocks that are scored at a time where few rows 
 static int64_t blocks_of(const mg_indexer *x, int32_t pos) { return (pos + 1) / x->ratio; }
 
 static void rotate(const mg_exec *e, const mg_rope *r, int64_t seq, int64_t pos, float *x) {
-    int k = 0;
-    while (k + 1 < r->n && e->seq_len[seq] > r->limit[k]) k++;
-    mg_ops.rope(x, r->cosine[k] + pos * r->half, r->sine[k] + pos * r->half, r->half, r->interleaved);
+    const float *cosine, *sine;
+    mg_rope_row(e, r, seq, pos, &cosine, &sine);
+    mg_ops.rope(x, cosine, sine, r->half, r->interleaved);
 }
 
 /* Norm, rotation and place of the key of block b. */

@@ -46,7 +46,7 @@ static void latent_task(void *ctx, int64_t begin, int64_t end, int worker) {
     for (int64_t i = begin; i < end; i++) {
         const float *q = row(e, c->op->src, i), *cosine, *sine;
         float *kv = row(e, c->op->src2, i), *out = row(e, c->op->dst, i);
-        mg_rope_row(e, l->rope, i, &cosine, &sine);
+        mg_rope_row(e, l->rope, e->seq[i], e->pos[i], &cosine, &sine);
         for (int h = 0; h < l->n_head; h++) {
             float *to = out + h * s->dim + s->dim_pad;
             memcpy(to, q + h * (l->nope + l->rope_dim) + l->nope, (size_t)l->rope_dim * 4);

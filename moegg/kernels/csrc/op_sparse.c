@@ -12,8 +12,7 @@ typedef struct {
     mg_exec *e;
     const mg_op *op;
     mg_attn a;               /* of the positions that are walked */
-    const char *rows;        /* latent: all that are kept */
-    const mg_kv *kv;
+    const mg_kv *kv;         /* all that are kept; of latents rows in k */
     const int32_t *at;
     int64_t token;
     int32_t n, chunks, all;  /* all: the query sees every position before it */
@@ -45,7 +44,7 @@ static void latent_gather_task(void *ctx, int64_t begin, int64_t end, int worker
     const sparse_ctx *c = ctx;
     const size_t bytes = (size_t)c->a.dim * (c->a.f32 ? 4 : 2);
     (void)worker;
-    for (int64_t j = begin; j < end; j++) memcpy(c->e->gathered + j * bytes, c->rows + c->at[j] * bytes, bytes);
+    for (int64_t j = begin; j < end; j++) memcpy(c->e->gathered + j * bytes, (const char *)c->kv->k + c->at[j] * bytes, bytes);
 }
 
 /* Items: a chunk and up to MG_QROWS heads, which are neighbours. */
@@ -127,9 +126,9 @@ void mg_op_sparse(mg_exec *e, const mg_op *op) {
     for (int32_t i = 0; i < e->n_tokens; i++) {
         const int32_t *seen = e->seen + i * e->seen_ld;
         const mg_kv *kv = &e->kv[e->seq[i]][l->kv_index];
-        sparse_ctx c = {e, op, l->shape, kv->k, kv, seen + 1, i, seen[0], (seen[0] + MG_CHUNK - 1) / MG_CHUNK, seen[0] > e->pos[i]};
+        sparse_ctx c = {e, op, l->shape, kv, seen + 1, i, seen[0], (seen[0] + MG_CHUNK - 1) / MG_CHUNK, seen[0] > e->pos[i]};
         if (c.a.by_row) {
-            c.a.k = c.rows;
+            c.a.k = kv->k;
             if (!c.all) {
                 c.a.k = e->gathered;
                 c.a.cap = (c.n + MG_TILE - 1) / MG_TILE * MG_TILE;
